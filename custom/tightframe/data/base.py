@@ -39,8 +39,8 @@ class SiloData(Protocol):
     Six methods are optional: ``distinct_labels``, see ``own_labels``; ``groups``, see
     ``record_patients``; ``record_shape(fold)``, so that ``check_form`` need not read one;
     ``record_ids(fold)`` and ``patient_ids(fold)``, the names by which the site knows each record and its
-    patient (``data.withdrawn``); ``contents()``, the bytes of each of the site's own records, whatever a
-    job makes of them, or None of generated ones (``data.content``).
+    patient (``data.withdrawn``); ``contents()``, the bytes of each of the site's own records, independent of
+    any job, or None for generated ones (``data.content``).
     """
 
     @property
@@ -89,13 +89,13 @@ class DatasetSpec:
             default by name.
         no_patients: why the patient of a record cannot be known; empty if the records may name it. A job that
             protects patients is refused for this reason.
-        form: options -> how a record is made from a picture or a row of a table, for use of a trained model;
-            None where there is no such form.
+        form: options -> conversion of a picture or a row of a table to a record, for use of a trained model;
+            None without one.
         augments: whether ``records`` differ from one ``augment_seed`` to another.
         columns: options -> numbers of each column of a table in a record's inputs; None where each is one.
         multi_label: whether a record has several findings, named by ``class_names``, in place of one class.
-        by_options: (this, options) -> this with the title, classes and ``no_patients`` that a job's options
-            give it; None if they are the same for all jobs. Use ``of``.
+        by_options: (this, options) -> this with the title, classes and ``no_patients`` of a job's options;
+            None if they are the same for all jobs. Use ``of``.
     """
 
     name: str
@@ -116,7 +116,7 @@ class DatasetSpec:
     by_options: Callable[[DatasetSpec, Any], DatasetSpec] | None = None
 
     def of(self, options: Any) -> DatasetSpec:
-        """Return the data set that a job's validated options make of this one."""
+        """Return this data set with a job's validated options applied."""
         return self if self.by_options is None else self.by_options(self, options)
 
     @property
@@ -249,8 +249,8 @@ def _check_shape(data: SiloData, fold: Fold, count: int, expected: tuple[int, ..
 def finding_counts(labels: NDArray[np.int64]) -> NDArray[np.int64]:
     """Count the records with each finding and those without it, (K, 2) int64.
 
-    Both are cells: where nearly all have a finding, the few without it are as identifying as the few with it
-    elsewhere.
+    Both are cells: where nearly all records have a finding, the few without it are as identifying as the few
+        with a rare one.
 
     Args:
         labels: 1 where a record has a finding, 0 where it has not, (n, K).
@@ -259,7 +259,7 @@ def finding_counts(labels: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def unknown_counts(labels: NDArray[np.int64], names: Sequence[str]) -> dict[str, int]:
-    """Return finding -> number of records of which it is unknown; of classes, (n,), nothing."""
+    """Return finding -> number of records in which it is unknown; for classes, (n,), an empty mapping."""
     if labels.ndim != 2:
         return {}
     return dict(zip(names, (labels == UNKNOWN).sum(axis=0).tolist(), strict=True))
@@ -316,8 +316,8 @@ def _given_patients(data: SiloData, fold: Fold) -> NDArray[np.int64]:
 def own_patients(data: SiloData, fold: Fold = "train") -> NDArray[np.int64]:
     """Return a number from 0 for the patient of each record of a fold, (n,).
 
-    A record of an unknown patient has its own, and so have all copies of it, see ``own_labels``: one such
-    stay made each of another patient's stays, and each copy of a repeated one, a patient.
+    A record of an unknown patient has its own number, shared by all its copies, see ``own_labels``: otherwise
+    one such stay made each of another patient's stays, and each copy of a repeated one, a patient.
     """
     records = distinct_records(data) if fold == "train" else np.arange(len(data.labels(fold)))
     owners = np.full(len(records), -1)
@@ -339,15 +339,15 @@ def patients_unknown(source: str, reason: str) -> DataError:
 
 
 def in_steps(labels: NDArray[np.int64], step: int) -> NDArray[np.int64]:
-    """Return findings of which 0, ``step``, 2 ``step``, ... are unknown: known ones fill up to the next step.
+    """Return findings whose number of unknown values is a multiple of ``step``: known ones become unknown.
 
-    How many are unknown follows from exact counts: all records less the known ones. So a silo counts them in
-    steps, as a cell that is too small is not told by itself. Known values that count as unknown are spread
-    evenly over the records, so that no kind of them is lost.
+    The number of unknown values follows from exact counts: all records less the known ones. So a silo counts
+    them in steps, because a cell that is too small must not be disclosed. Known values that count as unknown
+    are spread evenly over the records, so that no kind of record is lost.
 
     Args:
         labels: 1, 0 or ``UNKNOWN``, (n, K).
-        step: least number of unknown values of a finding that is told.
+        step: least disclosed number of unknown values of a finding.
 
     >>> in_steps(np.array([[1, 1], [0, 1], [1, -1], [0, 1]]), 2).tolist()
     [[1, 1], [0, -1], [1, -1], [0, 1]]
@@ -361,7 +361,7 @@ def in_steps(labels: NDArray[np.int64], step: int) -> NDArray[np.int64]:
 
 
 def too_few(labels: NDArray[np.int64], least: int) -> list[int]:
-    """Return the findings of which fewer than ``least`` values are known, by their place.
+    """Return the places of findings with fewer than ``least`` known values.
 
     >>> too_few(np.array([[1, -1], [0, 1]]), 2)
     [1]

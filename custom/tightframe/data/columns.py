@@ -1,17 +1,18 @@
-"""Combinations of a table's columns, by which its records are found again where other columns differ.
+"""Combinations of a table's columns, by which its records are recognised where other columns differ.
 
-A row's hash changes with any of its cells. So a table is also known by combinations of columns: the smallest
-ones of which hardly any row repeats another's cells. The set of a combination's cells is sketched by MinHash
-in one permutation (Li, Owen and Zhang, One Permutation Hashing, NIPS 2012; an empty bin takes the next one's,
-Shrivastava and Li, ICML 2014). A table with the same records has the same sketch of each combination that it
-has, whatever its other columns, their names and order are. Cells are compared in two ways:
+A row's hash changes with any of its cells. So a table is also identified by combinations of columns: the
+smallest ones in which hardly any row repeats another's cells. The set of a combination's cells is sketched by
+MinHash in one permutation (Li, Owen and Zhang, One Permutation Hashing, NIPS 2012; an empty bin takes the
+next one's, Shrivastava and Li, ICML 2014). A table with the same records has the same sketch of each
+combination that it has, independent of its other columns, their names and order. Cells are compared in two
+ways:
 
-- by value, 1.50 being 1.5, of columns in any order;
-- numbers also by rank, in ``BINS`` parts of equal size, which stay in any unit and as standardised.
+- by value (1.50 equals 1.5), with columns in any order;
+- numbers also by rank, in ``BINS`` parts of equal size, which do not change with unit or standardisation.
 
-How often a combination's cells repeat among a table's records tells how often other records have the same. So
-columns of few values count only beside others, and row numbers and times in even steps, which other tables
-have too, not by value. Torch-free.
+The repetitions of a combination's cells among a table's records show how often other records have the same.
+So columns of few values count only together with others, and row numbers and times in even steps, which other
+tables have too, do not count by value. Torch-free.
 """
 
 from __future__ import annotations
@@ -27,17 +28,19 @@ from numpy.typing import NDArray
 
 PLACES = 64
 KEPT = 24
-"""Combinations that are kept, by value and by rank: of the least hash, so that tables keep the same ones."""
+"""Number of combinations kept, by value and by rank: those of the least hash, so that tables keep the same
+ones."""
 BINS = 16
 MOST_COLUMNS = 500
 _MOST_REPEATED, _SPARED = 0.05, 2
-"""Share of rows that may repeat another's cells, and how many fewer, for few rows' luck."""
+"""Largest share of rows that may repeat another's cells, and a margin in rows, against chance in few rows."""
 _MOST_MISSING = 0.1
-"""Share of a column's cells without a number, if it has ranks."""
+"""Largest share of cells without a number in a column with ranks."""
 _WIDEST = {1: MOST_COLUMNS, 2: 23, 3: 12, 4: 10, 5: 9}
-"""Columns of a combination -> out of how many, those that tell most rows apart."""
+"""Columns of a combination -> number of candidate columns, those that distinguish most rows."""
 _BY_CHANCE, _FAR_FEWER = 4.0, 0.25
-"""Pairs of equal cells by chance, and the share of these with which a column is taken to number its rows."""
+"""Expected pairs of equal cells by chance, and the share of these below which a column counts as row
+numbers."""
 _ROWS_AT_ONCE = 4096
 _MISSING = np.uint64(0x9E3779B97F4A7C15)
 
@@ -46,7 +49,7 @@ Cell: TypeAlias = str | float | None
 
 
 class Row(bytes):
-    """A row as one record's content.
+    """A row, as one record's content.
 
     Attributes:
         cells: text or numbers, None where there is no value.
@@ -72,7 +75,7 @@ class Columns:
     _width: int | None = None
 
     def add(self, cells: Sequence[Cell]) -> None:
-        """Take a row."""
+        """Add a row."""
         self._width = len(cells) if self._width is None else self._width
         if len(cells) == self._width <= MOST_COLUMNS:
             self._waiting.append(cells)
@@ -122,7 +125,7 @@ class Columns:
             )
 
     def _text(self, text: str) -> tuple[int, float]:
-        """Return the code of a cell, and its number: of a text that of its digits, as of a date."""
+        """Return the code of a cell, and its number; for a text, such as a date, that of its digits."""
         known = self._texts.get(text)
         if known is None:
             try:
@@ -137,9 +140,9 @@ class Columns:
 
 
 def marked(sketches: Iterable[bytes], secret: bytes) -> str:
-    """Return what a ledger keeps of sketches, hexadecimal: 8 bytes that name the secret, then a byte a place.
+    """Return a ledger's form of sketches, hexadecimal: 8 bytes that name the secret, then a byte per place.
 
-    Nothing of a record can be tried against it without the secret.
+    Without the secret no guess of a record can be tested against it.
 
     Args:
         secret: the ledger's own.
@@ -158,7 +161,7 @@ class _Column:
 
     Attributes:
         hashes: of its cells, (n,).
-        same: share of pairs of rows with equal cells.
+        same: fraction of pairs of rows with equal cells.
     """
 
     hashes: Hashes
@@ -166,7 +169,7 @@ class _Column:
 
     @classmethod
     def ranked(cls, numbers: NDArray[np.float64]) -> _Column:
-        """Return each number's place among all, from 0 to ``BINS`` - 1, a missing one's behind the others."""
+        """Return each number's rank, from 0 to ``BINS`` - 1; missing ones rank last."""
         ordered = np.sort(numbers)
         middle = np.searchsorted(ordered, numbers, "left") + np.searchsorted(ordered, numbers, "right")
         codes = np.minimum(BINS * middle // (2 * len(numbers)), BINS - 1).astype(np.uint64)
@@ -177,7 +180,7 @@ def _combinations(columns: Sequence[_Column], joined: Callable[[Sequence[_Column
     """Return the sketches of a table's combinations, (``PLACES``,) each.
 
     Args:
-        columns: those that tell most rows apart first.
+        columns: those that distinguish most rows first.
         joined: columns -> a hash of each row's cells in these, (n,).
     """
     sketches: list[Hashes] = []
@@ -199,7 +202,8 @@ def _telling(columns: Sequence[_Column], joined: Callable[[Sequence[_Column]], H
     """Return the sorted hashes of the rows by these columns, (n,); None if too many repeat another's."""
     count = len(columns[0].hashes)
     most = _MOST_REPEATED * count - _SPARED
-    # Independent columns repeat so often, or more. Of a design they do less, and its next table is the same.
+    # Independent columns repeat at least so often. Those of a design repeat less, and its next table is the
+    # same.
     if count * (count - 1) / 2 * float(np.prod([column.same for column in columns])) > most:
         return None
     hashes = np.sort(joined(columns))
@@ -207,7 +211,7 @@ def _telling(columns: Sequence[_Column], joined: Callable[[Sequence[_Column]], H
 
 
 def _least(hashes: Hashes) -> Hashes:
-    """Return the least hash of each bin by its first bits, an empty one's being the next's."""
+    """Return the least hash of each bin by its first bits; an empty bin takes the next one's."""
     begins = np.arange(PLACES, dtype=np.uint64) << np.uint64(64 - int(np.log2(PLACES)))
     return hashes[np.searchsorted(hashes, begins) % len(hashes)]
 
@@ -217,7 +221,7 @@ def _as_set(columns: Sequence[_Column]) -> Hashes:
 
 
 def _in_order(columns: Sequence[_Column]) -> Hashes:
-    """Join ranks, of which all columns have the same ones, in the order in which columns tell rows apart."""
+    """Join ranks, which are the same in all columns, in the order in which columns distinguish rows."""
     total = np.full(len(columns[0].hashes), len(columns), np.uint64)
     for column in columns:
         total = total * np.uint64(BINS) + column.hashes
@@ -225,7 +229,7 @@ def _in_order(columns: Sequence[_Column]) -> Hashes:
 
 
 def _coincidence(codes: Hashes) -> float:
-    """Return the share of pairs of rows that have the same."""
+    """Return the share of pairs of rows with equal cells."""
     counts = np.unique(codes, return_counts=True)[1].astype(float)
     pairs = len(codes) * (len(codes) - 1)
     return float((counts * (counts - 1)).sum() / pairs) if pairs else 1.0

@@ -1,11 +1,11 @@
-"""What a ledger recognises a site's records by, whatever a job, a title or a path makes of them.
+"""Hashes by which a ledger recognises a site's records, independent of job, title and path.
 
-A data set says what it has of each record in its source (``contents``, see ``data.base.SiloData``): a table's
-row, a picture file's bytes, an array's values. From the hashes of these come one hash of all, and a sketch
-by which two sets with many records in common are found alike: MinHash (Broder, On the resemblance and
-containment of documents, SEQUENCES 1997), of which one byte a place is kept (Li and Koenig, b-Bit Minwise
-Hashing, WWW 2010). A place is equal in two sketches as often as the sets' records are common to both, of all
-that are in either, and by chance once in 256. Torch-free.
+A data set returns the content of each record in its source (``contents``, see ``data.base.SiloData``): a
+table's row, a picture file's bytes, an array's values. Their hashes give one hash of all, and a sketch by
+which two sets with many records in common are recognised: MinHash (Broder, On the resemblance and containment
+of documents, SEQUENCES 1997), of which one byte per place is kept (Li and Koenig, b-Bit Minwise Hashing, WWW
+2010). A place is equal in two sketches with the probability of the sets' Jaccard similarity, and by chance
+once in 256. Torch-free.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class Content:
-    """What a site's records are.
+    """Identity of a site's records.
 
     Attributes:
-        digest: SHA-256 of the records' own, in whatever order they come.
+        digest: SHA-256 of the records' hashes, independent of their order.
         sketch: a byte for each of ``PLACES``, hexadecimal; empty where more than ``MOST_REPEATED`` of the
-            records repeat another: rows of few possible values are alike in different sets, too.
-        combinations: sketches of a table's combinations of columns (``data.columns``), or of how pictures
-            look (``data.looks``).
+            records repeat another: rows with few possible values are equal in different sets, too.
+        combinations: sketches of a table's combinations of columns (``data.columns``), or of pictures' looks
+            (``data.looks``).
     """
 
     digest: str
@@ -60,7 +60,7 @@ class Content:
 
 
 def content_of(data: SiloData) -> Content | None:
-    """Return what a data set's records are; None if it is generated, or does not say."""
+    """Return the identity of a data set's records; None if it is generated, or has no ``contents``."""
     own = getattr(data, "contents", None)
     records = None if own is None else own()
     return None if records is None else Content.of(records)

@@ -131,7 +131,7 @@ class Column(StrictModel):
 
     @property
     def formulas(self) -> tuple[str, ...]:
-        """What each of these values is, in words."""
+        """Formula of each of these values, in words."""
         without = ""
         if self.kind == "number":
             assert self.low is not None and self.high is not None  # noqa: S101 - checked above
@@ -243,10 +243,10 @@ class Survival(StrictModel):
     """Time to an event, for statistics alone: no model learns from these columns.
 
     Attributes:
-        time: column of the time from the beginning to the event or to the end of what is known.
-        event: column of booleans: whether there was the event at that time.
+        time: column of the time from the beginning to the event or to the end of observation.
+        event: column of booleans: whether the event happened at that time.
         high: the longest time that is possible; 0 is the shortest.
-        unit: of the time; a site with another one converts it.
+        unit: of the time; a site with another unit converts it.
         beyond: ``refuse``: a longer time breaks the contract; ``censor``: it counts as ``high`` without the
             event, so that curves end there.
     """
@@ -259,12 +259,12 @@ class Survival(StrictModel):
 
     @model_serializer(mode="wrap")
     def _as_made(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the default of ``beyond``: contracts keep their hash."""
+        """Leave out the default of ``beyond``, so that contracts keep their hash."""
         return {key: item for key, item in handler(self).items() if key != "beyond" or item != "refuse"}
 
     @property
     def columns(self) -> tuple[Column, Column]:
-        """Both as columns, neither of which may be missing."""
+        """Both as columns, without missing values."""
         time = Column(column=self.time, kind="number", unit=self.unit, low=0.0, high=self.high)
         return time, Column(column=self.event, kind="boolean")
 
@@ -290,7 +290,7 @@ class Folds(StrictModel):
     Attributes:
         column: of the folds.
         validation: part of the training fold that becomes validation, stratified, by a fixed hash; None if
-            the column tells it.
+            the column has that fold.
     """
 
     column: Text
@@ -304,8 +304,8 @@ class Contract(StrictModel):
         title: of the data, for reports.
         columns: in the order of the record's values.
         label: what is learned, a class or several findings.
-        record: column with a name of its own for each record, by which a site can withdraw it.
-        patient: column that tells whose record it is; all records of a patient are in one fold.
+        record: column with a unique name for each record, by which a site can withdraw it.
+        patient: column of each record's patient; all records of a patient are in one fold.
         fold: column of the folds; by default a fixed hash of patient, record or content decides.
         shares: of train, validation and test, where the hash decides.
         survival: time to an event, for statistics.
@@ -322,7 +322,7 @@ class Contract(StrictModel):
 
     @model_serializer(mode="wrap")
     def _as_made(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a survival that there is not: contracts keep the hash that sites have pinned."""
+        """Leave out a missing ``survival``, so that contracts keep the hash that sites have pinned."""
         return {key: item for key, item in handler(self).items() if key != "survival" or item is not None}
 
     @model_validator(mode="before")
@@ -365,12 +365,12 @@ class Contract(StrictModel):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """How many of a record's values each column gives."""
+        """Number of a record's values from each column."""
         return tuple(len(column.features) for column in self.columns)
 
     @property
     def formulas(self) -> tuple[str, ...]:
-        """What each of a record's values is, in the same order."""
+        """Formula of each of a record's values, in the same order."""
         return tuple(formula for column in self.columns for formula in column.formulas)
 
     @property

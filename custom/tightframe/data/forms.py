@@ -1,7 +1,7 @@
 """Make records for a trained model from files: a picture, or a row of a table.
 
-A data set says it of its records, so that a model trained on them can be used on others: the transforms are
-those of the evaluation. Torch-free at import.
+A data set defines them for its records, so that a model trained on them can be used on others: the transforms
+are those of the evaluation. Torch-free at import.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class PictureForm:
     Attributes:
         channels: 3 for RGB, 1 for grey.
         transform: pixels, uint8 (H, W, channels), -> the record, a float32 tensor of the model's input shape.
-        said: what pictures should be like, in one clause.
+        said: description of suitable pictures, in one clause.
         size: (height, width) that they must have; None for any.
-        originals: turns pixels as the camera gave them into those of prepared records; None where records
-            need no preparation.
+        originals: converts original pixels of a camera to those of prepared records; None where records need
+            no preparation.
     """
 
     channels: Literal[1, 3]
@@ -45,11 +45,11 @@ class TableForm:
     """Rows of a table with a header.
 
     Attributes:
-        choose: header -> the columns of a record, in the model's order, and all that is wrong with it. Other
-            columns are allowed, and not used.
-        encode: (columns, their values as text in that order) -> the record, and all that is wrong with these.
-        said: what the columns are, in one clause.
-        values: names of a record's values; empty where the job does not tell them.
+        choose: header -> the columns of a record, in the model's order, and all problems. Other columns are
+            allowed, and not used.
+        encode: (columns, their values as text in that order) -> the record, and all problems.
+        said: description of the columns, in one clause.
+        values: names of a record's values; empty where the job does not name them.
     """
 
     choose: Callable[[Sequence[str]], tuple[list[str], list[str]]]
@@ -62,13 +62,13 @@ RecordForm = PictureForm | TableForm
 
 
 def named_columns(names: Sequence[str], header: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Find columns by their names, wherever they stand.
+    """Find columns by their names, in any order.
 
     Args:
         names: in the model's order.
 
     Returns:
-        The columns, and the problems: what is missing, and what is there twice.
+        The columns, and the problems: missing and repeated columns.
 
     >>> named_columns(["age", "sex"], ["sex", "id", "sex"])[1]
     ["Expected a column 'age', but there is none", "Expected one column 'sex', but there are 2"]
@@ -82,7 +82,7 @@ def named_columns(names: Sequence[str], header: Sequence[str]) -> tuple[list[str
 
 
 def number(text: str) -> float | None:
-    """Return a finite number, or None if a text is none."""
+    """Return a finite number, or None if the text is not one."""
     try:
         value = float(text)
     except ValueError:
@@ -96,10 +96,10 @@ def numbers(
     """Turn texts into numbers.
 
     Args:
-        levels: column -> the only values that it has; None for any number.
+        levels: column -> its only allowed values; None for any number.
 
     Returns:
-        float32 (D,), and the problems; values in question are 0 then.
+        float32 (D,), and the problems; wrong values are 0 then.
 
     >>> numbers(["age", "sex"], ["?", "2"], lambda name: frozenset({0.0, 1.0}) if name == "sex" else None)[1]
     ["Expected a number for 'age', but got '?'", "Expected 0 or 1 for 'sex', but got '2'"]

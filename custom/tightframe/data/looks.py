@@ -1,15 +1,15 @@
-"""Looks of pictures and volumes, by which records are found again in files that were written anew.
+"""Looks of pictures and volumes, by which records are recognised in rewritten files.
 
-Any other encoding changes a file. Where a picture is dark, the lowest coefficients of a discrete cosine
-transform tell: quality, size, brightness and colour hardly move them, a narrow crop a little. Each is
-compared with the set's middle, so that what moves all pictures alike counts for nothing.
+Re-encoding changes a file's bytes. The lowest coefficients of a discrete cosine transform describe where a
+picture is dark: quality, size, brightness and colour hardly change them, a narrow crop does a little. Each is
+compared with the set's median, so that changes of all pictures alike cancel.
 
-Each place of a sketch weighs some coefficients in its own way and takes the picture with the highest sum,
-which stays the highest where all sums move a little; it notes which other coefficients of that picture are
-above the middle. Two sets agree in a place if the same picture is in both, or by chance, once in 256 or more
-often. Where pictures are so alike that halves of one set agree, other patients' would, too: then there is no
-sketch. Pictures turned to a common side are sketched beside those as they are, so that mirrored ones, and
-ones turned by a right angle, are found. Torch-free.
+Each place of a sketch weights some coefficients and takes the picture with the highest sum, which remains the
+highest if all sums change a little; it notes which other coefficients of that picture are above the median.
+Two sets agree in a place if the same picture is in both, or by chance, once in 256 or more often. If pictures
+are so similar that halves of one set agree, other patients' would, too: then there is no sketch. Pictures
+turned to a canonical orientation are sketched in addition to the originals, so that mirrored ones, and ones
+rotated by a right angle, are recognised. Torch-free.
 """
 
 from __future__ import annotations
@@ -27,29 +27,31 @@ from numpy.typing import NDArray
 from tightframe.data.columns import PLACES
 
 SKETCHES = 4
-"""Of the pictures as they are, and as many of turned ones: of several a crop leaves more in one of them."""
+"""Sketches of the original pictures, and as many of turned ones: with several, more survives a crop in one of
+them."""
 FEWEST = 16
-"""Pictures of which a middle says something."""
+"""Fewest pictures for a meaningful median."""
 MOST_OWN = 0.16
-"""Share of places in which a set's own halves may agree: 25 of 64 in another set are five deviations more."""
+"""Largest share of places in which a set's own halves may agree: 25 of 64 in another set are five deviations
+more."""
 _HIGHEST = {2: 5, 3: 3}
-"""Axes -> half waves of a coefficient, of all axes together."""
+"""Axes -> most half waves of a coefficient, over all axes together."""
 _SHORTEST = 8
 _WEIGHED, _NOTED = 8, 8
-"""Coefficients of a place that choose its picture, and those that are noted of it."""
+"""Number of coefficients that choose a place's picture, and of those that are noted of it."""
 _FLAT = 0.05
-"""Contrast of a picture without a look, as share of the set's middle."""
+"""Contrast below which a picture has no look, as share of the set's median."""
 _BLOCKS = 16
 _AT_ONCE = 4096
 _GREY = np.array([0.299, 0.587, 0.114], np.float32)
-"""Of red, green and blue (ITU-R BT.601)."""
+"""Weights of red, green and blue (ITU-R BT.601)."""
 
 Waves: TypeAlias = NDArray[np.float32]
 Numbers: TypeAlias = NDArray[np.float64]
 
 
 class Pictured(bytes):
-    """A picture as one record's content.
+    """A picture, as one record's content.
 
     Attributes:
         waves: its coefficients, as ``waves_of``; None if it has none.
@@ -66,7 +68,7 @@ class Pictured(bytes):
 
 
 def waves_of(values: NDArray[np.generic]) -> Waves | None:
-    """Return a picture's lowest coefficients, along each axis; None of what is too small for them.
+    """Return a picture's lowest coefficients along each axis; None if it is too small for them.
 
     Args:
         values: (H, W, channels), or of a volume (D, H, W, channels); three channels are red, green and blue.
@@ -84,7 +86,7 @@ def waves_of(values: NDArray[np.generic]) -> Waves | None:
 
 
 def channels_last(values: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Return a record of an array, (channels, *sides) or sides alone, as ``waves_of`` takes it."""
+    """Return an array's record, (channels, *sides) or (*sides), in the form that ``waves_of`` takes."""
     with_channels = values.ndim == 4 or (values.ndim == 3 and values.shape[0] in (1, 3))
     return np.moveaxis(values, 0, -1) if with_channels else values[..., None]
 
@@ -96,7 +98,7 @@ class Looks:
     _waves: list[Waves] = field(default_factory=list)
 
     def add(self, waves: Waves) -> None:
-        """Take a picture."""
+        """Add a picture."""
         if not self._waves or self._waves[0].shape == waves.shape:
             self._waves.append(waves)
 
@@ -108,9 +110,9 @@ class Looks:
         axes = waves.ndim - 1
         of_all = waves.reshape(len(waves), -1)
         of_all = of_all[np.isfinite(of_all).all(axis=1)]
-        of_all = of_all[np.sort(np.unique(of_all, axis=0, return_index=True)[1])]  # once each, in their order
+        of_all = of_all[np.sort(np.unique(of_all, axis=0, return_index=True)[1])]  # distinct, in their order
         contrast = np.linalg.norm(of_all[:, 1:], axis=1)
-        least = 1e-5 * np.abs(of_all[:, 0])  # less is rounding
+        least = 1e-5 * np.abs(of_all[:, 0])  # smaller values are rounding
         if (contrast > least).any():
             least = np.maximum(least, _FLAT * np.median(contrast[contrast > least]))
         contrasted = contrast > least
@@ -135,7 +137,7 @@ def _plane(values: NDArray[np.generic], count: int, grey: Waves) -> Waves:
     height, width, channels = values.shape
     rows, columns = _cosines(height, count), _cosines(width, count)
     summed = np.zeros((count, width * channels), np.float32)
-    for start in range(0, height, 256):  # so that no picture is there a second time as floats
+    for start in range(0, height, 256):  # so that no picture is copied as floats
         part = values[start : start + 256].reshape(-1, width * channels).astype(np.float32)
         summed += rows[:, start : start + 256] @ part
     waves: Waves = (summed.reshape(count, width, channels) @ grey) @ columns.T
@@ -150,7 +152,7 @@ def _cosines(side: int, count: int) -> Waves:
 
 
 def _coefficients(axes: int) -> list[tuple[int, ...]]:
-    """Return the half waves along each axis of the coefficients that count, in their order."""
+    """Return the half waves along each axis of the coefficients used, in their order."""
     highest = _HIGHEST[axes]
     every = itertools.product(range(highest + 1), repeat=axes)
     return sorted(
@@ -186,8 +188,8 @@ def _own_agreement(ordered: Numbers) -> float:
     """Return the share of places in which two halves of a set agree.
 
     Args:
-        ordered: coefficients, (n, K). Halves are of blocks, so that a patient's pictures, which follow each
-            other, or are like each other, hardly ever are in both.
+        ordered: coefficients, (n, K). Halves consist of blocks, so that a patient's pictures, which are
+            consecutive or similar, are hardly ever in both.
     """
     half = np.arange(len(ordered)) * _BLOCKS // len(ordered) % 2
     one, other = (_places(ordered[half == which]) for which in (0, 1))
@@ -195,10 +197,10 @@ def _own_agreement(ordered: Numbers) -> float:
 
 
 def _places(chosen: Numbers) -> NDArray[np.int64]:
-    """Return what each place notes of the picture that it takes, (``SKETCHES`` * ``PLACES``,).
+    """Return each place's notes of its picture, (``SKETCHES`` * ``PLACES``,).
 
     Args:
-        chosen: of each picture the coefficients that count, (n, K).
+        chosen: the coefficients used of each picture, (n, K).
     """
     weights, noted = _design(chosen.shape[1])
     middle = np.median(chosen, axis=0)
@@ -208,7 +210,7 @@ def _places(chosen: Numbers) -> NDArray[np.int64]:
     most = np.full(len(noted), -np.inf)
     cursor = np.zeros(len(noted), np.int64)
     for start in range(0, len(chosen), _AT_ONCE):
-        # Bounded, so that few pictures unlike all others do not take every place.
+        # Bounded, so that a few outlying pictures do not take every place.
         sums = np.tanh(from_middle[start : start + _AT_ONCE] / spread) @ weights
         best = sums.argmax(axis=0)
         higher = sums[best, np.arange(len(noted))] > most

@@ -2,7 +2,7 @@
 
 A manifest is a file of JSON lines: the recipe, then a line for each finished file with the SHA-256 of
 its input and of itself. A line is appended as soon as its file is written, so that an interrupted run
-loses only the files that were being made.
+loses only the files in progress.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def write_whole(path: Path, data: bytes) -> None:
     It does not wait for the disk: a file damaged by a loss of power is detected by its hash in the manifest.
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.unlink(missing_ok=True)  # what a kill has left, or somebody's link
+    temporary.unlink(missing_ok=True)  # left by a killed process, or somebody's link
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
         stream.write(data)
     os.replace(temporary, path)

@@ -1,6 +1,6 @@
-"""Records that a caller hands over as objects: arrays or a torch data set for each silo.
+"""Records that a caller passes as objects: arrays or a torch data set for each silo.
 
-They are no registered data set: only the process that has them can run such a job. Torch-free.
+They are not a registered data set: only the process that has them can run such a job. Torch-free.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def from_objects(
     class_names: Sequence[str] | None = None,
     input_shape: tuple[int, ...] | None = None,
 ) -> tuple[DatasetSpec, dict[str, SiloData]]:
-    """Make a data set of the records that silos hand over.
+    """Make a data set of the records that a caller passes for each silo.
 
     Args:
         silos: name -> ``(X, y)`` with values (n, ...) and labels (n,), or findings (n, K); or a map-style
             torch data set of (record, label), whose items are read once; or a mapping of the folds ``train``,
-            ``test`` and, if wanted, ``validation`` to one of these. What is no mapping is split 70:15:15 by a
-            hash of each record's values and label, the same at every silo and in every run.
+            ``test`` and, if wanted, ``validation`` to one of these. Anything but a mapping is split 70:15:15
+            by a hash of each record's values and label, the same at every silo and in every run.
         name: of the data set in the job.
         class_names: in label order; by default the numbers of the labels that silos have.
         input_shape: of one record; by default that of the first silo.
@@ -182,12 +182,12 @@ def _arrays(records: Any, where: str) -> Arrays:
             f"Expected labels that count from 0 in {where}, but got {labels.min()} to {labels.max()}.",
             code="TF-213",
         )
-    with np.errstate(over="ignore"):  # what becomes infinite is refused as such
+    with np.errstate(over="ignore"):  # values that become infinite are refused
         return values.astype(np.float32), labels.astype(np.int64)
 
 
 def _array(item: Any, where: str) -> NDArray[Any]:
-    if hasattr(item, "detach"):  # a torch tensor, on whatever device, of types that NumPy lacks
+    if hasattr(item, "detach"):  # a torch tensor, on any device, of types that NumPy lacks
         item = item.detach().cpu()
         item = (item.float() if item.is_floating_point() else item).numpy()
     try:
@@ -235,7 +235,7 @@ def _read(records: Any, where: str) -> tuple[Any, Any]:
 
 
 def _numbered(silos: Mapping[str, Mapping[Fold, Arrays]]) -> tuple[str, ...]:
-    """Return the numbers of all labels as names of classes, which must be 0 to C - 1."""
+    """Return the numbers of all labels, which must be 0 to C - 1, as names of classes."""
     labels = sorted(
         {int(label) for folds in silos.values() for _, y in folds.values() for label in np.unique(y)}
     )

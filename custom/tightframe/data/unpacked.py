@@ -1,6 +1,6 @@
-"""Compressed files and long lines, read no further than honest ones go. Torch-free.
+"""Limits for compressed files and long lines, beyond the sizes of honest ones. Torch-free.
 
-A file of one megabyte can hold a thousand of zeros; records do not shrink like that.
+A file of one megabyte can unpack to a gigabyte of zeros; records do not shrink like that.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 FREE = 2**25
-"""Bytes to which any file may unpack: 400,000 rows of 40 flags do, as text."""
+"""Bytes to which any file may unpack: the size of 400,000 rows of 40 flags, as text."""
 TIMES = 30
-"""Larger ones may unpack to so many times their packed size; a row of a table takes forty times its text."""
+"""Largest ratio of unpacked to packed size of larger files; a row of a table takes forty times its text."""
 LONGEST = 2**24
-"""Characters of a line."""
+"""Most characters of a line."""
 _STEP = 2**20
 
 
 class UnpackedError(OSError):
-    """A file that unpacks to more than records do.
+    """A file that unpacks to more than records can.
 
     Args:
-        found: what it does, in place of its bytes.
+        found: description of the fault, if not the unpacked size.
     """
 
     def __init__(self, found: str = f"it unpacks to more than {TIMES} times its size") -> None:
@@ -43,10 +43,10 @@ def allowed(packed: int) -> int:
 
 
 def check_cells(rows: int, columns: int, packed: int) -> None:
-    """Check how many cells of a table would be read: equal ones take no bytes of a file, but memory.
+    """Check the number of a table's cells: equal cells take no bytes of a file, but memory.
 
     Raises:
-        UnpackedError: for more than a file of that packed size may have bytes.
+        UnpackedError: for more cells than a file of that packed size may have bytes.
     """
     if (cells := rows * columns) > (most := allowed(packed)):
         raise UnpackedError(
@@ -64,20 +64,20 @@ def open_gzip(path: Path) -> io.BufferedReader:
 
 
 def check_zip(path: Path) -> None:
-    """Check what the members of a zip claim to unpack to; a reader of zips gets no byte more than that.
+    """Check the claimed unpacked sizes of a zip's members; a reader of zips gets no more bytes than that.
 
     Raises:
         UnpackedError: for more than is allowed.
     """
     if not zipfile.is_zipfile(path):
-        return  # which its reader will tell
+        return  # its reader reports that
     with zipfile.ZipFile(path) as archive:
         if sum(member.file_size for member in archive.infolist()) > allowed(path.stat().st_size):
             raise UnpackedError
 
 
 def lines_of(stream: IO[str]) -> Iterator[str]:
-    """Yield the lines of a text; one without an end is not read whole.
+    """Yield the lines of a text; an endless one is not read completely.
 
     Raises:
         csv.Error: for a line that is too long.

@@ -1,15 +1,15 @@
 """Records that a site withdraws from an ended run: its file, and the records that stay. Torch-free.
 
 The file is the site's own (``withdrawn`` in its configuration) and never leaves it. A line names one record,
-or all records of a patient at this site; empty lines and lines that begin with ``#`` count for nothing::
+or all records of a patient at this site; empty lines and lines that begin with ``#`` are ignored::
 
     record,ISIC_0012345
     patient,4711
 
 Records have the names that their data set gives them (``record_ids``): ISIC's images theirs, eICU's stays
 ``patienthealthsystemstayid``, heart's the centre and the place among complete records (``cleveland-0``).
-Where there are none, as with arrays, a record is called by fold and place: ``train-0``. Patients are named
-where the data set knows their names (``patient_ids``), as arrays with ``patient_FOLD`` do.
+Without names, as in arrays, a record is named by fold and place: ``train-0``. Patients are named where the
+data set knows their names (``patient_ids``), as arrays with ``patient_FOLD`` do.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _patients(data: SiloData, named: Named) -> Mapping[Fold, NDArray[np.str_]]:
 
 
 class Remaining:
-    """A silo's records without some of them; see ``SiloData``. Folds and order stay as they were.
+    """A silo's records without withdrawn ones; see ``SiloData``. Folds and order do not change.
 
     Args:
         data: all records.
@@ -189,11 +189,11 @@ class Remaining:
         return None if own is None else own()
 
     def check(self, progress: Progress | None = None) -> None:
-        """Read every record once, withdrawn ones too: they are needed to take them out."""
+        """Read every record once, withdrawn ones too: they are needed for their sums."""
         self._data.check(progress)
 
     def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
-        """Return the fold's records, each with the values and the augmentation that it has among all."""
+        """Return the fold's remaining records, with the values and augmentation that they have among all."""
         # Torch costs seconds to import; enrolment counts labels without it.
         from torch.utils.data import Subset
 

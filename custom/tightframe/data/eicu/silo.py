@@ -50,7 +50,7 @@ class EicuData:
         synthetic: whether the stays are generated.
         verify: called first by ``check``; raises if the files differ from what was written.
         patients: patient of each row of the matrix; by default ``matrix.patient``.
-        hospitals: the site's own, whatever a job takes of their stays; None of generated stays.
+        hospitals: the site's own, independent of a job's selection of stays; None for generated stays.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class EicuData:
         return self._patients[self.rows(fold)]
 
     def contents(self) -> Iterable[bytes] | None:
-        """Yield number, hospital and outcome of each of the site's stays: which drugs count is the job's."""
+        """Yield number, hospital and outcome of each of the site's stays: a job decides which drugs count."""
         if self._hospitals is None:
             return None
         own = np.flatnonzero(np.isin(self.matrix.hospital, sorted(self._hospitals)))

@@ -245,7 +245,7 @@ class BenchmarkSilo:
         return self._share.folds[fold].labels
 
     def contents(self) -> Iterator[bytes]:
-        """Yield pixels and label of each image of the site's files, in whichever share a job has it."""
+        """Yield pixels and label of each image of the site's files, in any share of a job."""
         for part in self._parts:
             images = Files(self._spec, self._root).part(part)
             for pixels, label in zip(images.images, images.labels, strict=True):

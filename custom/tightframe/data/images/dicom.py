@@ -1,8 +1,8 @@
-"""One picture of a DICOM file, as pixels; nothing of its header but what pixels need is read. Needs pydicom.
+"""One picture of a DICOM file, as pixels; of its header only what pixels need is read. Needs pydicom.
 
 Read are single-frame images of MONOCHROME1, MONOCHROME2, RGB and YBR_FULL(_422). Grey values become 8 bits:
 rescaled (slope and intercept), then by the file's own window, if it has one, else over the whole range of the
-bits that are stored, so that one picture is read alike whatever else is read; MONOCHROME1 is inverted.
+stored bits, so that a picture's pixels do not depend on other files; MONOCHROME1 is inverted.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class DicomError(DataError):
     """A file that cannot be read as one picture.
 
     Args:
-        message: with the path, and what was found.
-        rule: what it breaks, in words that hold nothing of the file.
+        message: with the path, and the file's fault.
+        rule: the broken rule, in words without any value of the file.
     """
 
     code = "TF-206"
@@ -98,7 +98,7 @@ def read(
         _check(path, stored)
     except DicomError:
         raise
-    except Exception as error:  # a broken element raises what its own reader does
+    except Exception as error:  # a broken element raises its reader's own errors
         raise _wrong(path, "a readable DICOM file", f"{type(error).__name__}", unreadable) from None
     if not pixels:
         return DicomPicture(np.zeros((0, 0, 1), np.uint8), modality)
@@ -145,7 +145,7 @@ def _check(path: Path, stored: Any) -> None:
 
 
 def _check_frame(stored: Any) -> None:
-    """Check that a compressed picture has the header's size; decoders go by what it says itself.
+    """Check that a compressed picture has the header's size; decoders use the size in its own stream.
 
     Raises:
         ValueError: for another size, or a compression whose size is not known here.
@@ -169,7 +169,7 @@ def _check_frame(stored: Any) -> None:
 
 
 def _jpeg_size(frame: bytes) -> tuple[int, int]:
-    """Return columns and rows that a JPEG of any number of bits says itself (ISO 10918-1, B.2.2).
+    """Return columns and rows from the stream of a JPEG of any number of bits (ISO 10918-1, B.2.2).
 
     Raises:
         ValueError: without exactly one frame header before the first scan.
@@ -188,7 +188,7 @@ def _jpeg_size(frame: bytes) -> tuple[int, int]:
 
 
 def _unpacks_to(frame: bytes, most: int) -> bool:
-    """Check that an RLE frame (PS3.5 G) unpacks to so many bytes at most."""
+    """Check that an RLE frame (PS3.5 G) unpacks to at most a number of bytes."""
     count, *starts = struct.unpack("<16I", frame[:64])
     if not 1 <= count <= _RLE_SEGMENTS:
         raise ValueError("Expected 1 to 15 segments")

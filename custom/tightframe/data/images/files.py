@@ -1,10 +1,10 @@
 """One picture or volume of a file, 8 bits a channel, in a contract's size: PNG, JPEG, TIFF, DICOM, NIfTI.
 
-What a file is, its content says, not its name. Of its header only what pixels need is read. An error names a
-rule, and nothing that the file holds: neither a value nor its path. Torch-free.
+A file's content decides its format, not its name. Of its header only what pixels need is read. An error names
+a rule, and nothing from the file: neither a value nor its path. Torch-free.
 
-Scaling is linear with a triangle as wide as a pixel of the result, so that what is made smaller is averaged:
-Pillow's BILINEAR for pictures, and the same along each axis for volumes.
+Scaling is linear with a triangle as wide as a pixel of the result, so that shrinking averages: Pillow's
+BILINEAR for pictures, and the same along each axis for volumes.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 
 
 class UnfitError(DataError):
-    """A file that is no picture as a contract has it.
+    """A file that is not a picture of the contract's kind.
 
     Args:
-        rule: what it breaks, in words that hold nothing of the file.
+        rule: the broken rule, in words without any value of the file.
     """
 
     code = "TF-206"
@@ -85,7 +85,7 @@ def read(path: Path, picture: Picture) -> Pixels:
 
 
 def head_of(path: Path) -> bytes:
-    """Return the first bytes of a file, which tell what it is."""
+    """Return the first bytes of a file, which show its format."""
     with path.open("rb") as stream:
         return stream.read(512)
 
@@ -97,7 +97,7 @@ def _decoded(
         return decode(path, head, picture)
     except DataError:
         raise
-    except Exception:  # each decoder has errors of its own, and says in them what it read
+    except Exception:  # each decoder has errors of its own, which contain values of the file
         raise UnfitError("a file that cannot be decoded completely") from None
 
 
@@ -214,7 +214,7 @@ def volume_values(path: Path, head: bytes) -> NDArray[np.float32]:
             "'tightframe[nifti]' at this site.",
             code="TF-219",
         ) from None
-    logging.getLogger("nibabel.global").setLevel(logging.CRITICAL + 1)  # it tells values of headers
+    logging.getLogger("nibabel.global").setLevel(logging.CRITICAL + 1)  # it logs values of headers
     with gzip.open(path, "rb") if head[:2] == _GZIP else path.open("rb") as stream:
         first = stream.read(_NIFTI_2)
         kind, length = (
@@ -253,7 +253,7 @@ def volume_values(path: Path, head: bytes) -> NDArray[np.float32]:
 
 
 def _content(stream: io.BufferedIOBase, count: int) -> io.BytesIO:
-    """Read so many bytes, taking memory for what is there and not for what is claimed.
+    """Read a number of bytes, allocating memory for bytes that exist and not for those claimed.
 
     Raises:
         EOFError: if there are fewer.
@@ -289,7 +289,7 @@ def fitted(pixels: Pixels, picture: Picture) -> Pixels:
 
 
 def _placed(pixels: Pixels, size: tuple[int, ...]) -> Pixels:
-    """Return the middle of the size along each axis, black where there is nothing."""
+    """Return the middle part of a size along each axis, padded with black."""
     placed = np.zeros((*size, pixels.shape[-1]), np.uint8)
     source, target = [], []
     for want, have in zip(size, pixels.shape[:-1], strict=True):

@@ -1,4 +1,4 @@
-"""A contract of pictures proposed from a manifest or from folders, and what a person must decide about it."""
+"""Propose a contract of pictures from a manifest or from folders, with the decisions left to a person."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _proposal(
 
 
 def _look(paths: Sequence[str], root: Path) -> tuple[list[_Look], Counter[str]]:
-    """Read some pictures; count what is wrong with the others."""
+    """Read some pictures; count the faults of the others."""
     looks, problems = [], Counter[str]()
     for text in paths:
         try:
@@ -167,7 +167,7 @@ def _look(paths: Sequence[str], root: Path) -> tuple[list[_Look], Counter[str]]:
 
 
 def _look_at(path: Path) -> _Look:
-    """Return what one file holds.
+    """Return the properties of one file.
 
     Raises:
         UnfitError: if it is neither a picture nor a volume.
@@ -192,7 +192,7 @@ def _look_at(path: Path) -> _Look:
 
 
 def _picture(column: str, looks: Sequence[_Look], size: int | None) -> tuple[dict[str, Any], list[str]]:
-    """Return the proposed picture, and what is to be decided."""
+    """Return the proposed picture, and the open decisions."""
     dimensions = Counter(len(one.sides) for one in looks).most_common(1)[0][0]
     kept = [one for one in looks if len(one.sides) == dimensions]
     least = [min(one.sides[axis] for one in kept) for axis in range(dimensions)]
@@ -242,6 +242,6 @@ def _picture(column: str, looks: Sequence[_Look], size: int | None) -> tuple[dic
 
 
 def _side(least: int, most: int) -> int:
-    """Return the largest usual side that the smallest picture has."""
+    """Return the largest usual side that fits into the smallest picture."""
     fitting = [side for side in SIDES if side <= min(least, most)]
     return fitting[-1] if fitting else max(8, min(least, most))

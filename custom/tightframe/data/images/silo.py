@@ -92,10 +92,10 @@ def divided_pictures(
 
 
 def file_contents(paths: Cells, root: Path, waves: EachWaves) -> Iterator[Pictured]:
-    """Yield the bytes of pictures' files, and how these look; their names do not count.
+    """Yield the bytes of pictures' files, and their looks; file names do not count.
 
     Args:
-        paths: below ``root``; what names no file there counts as none.
+        paths: below ``root``; a path without a file is skipped.
         waves: of the picture of each path (``data.looks``).
     """
     by_path: dict[Path, Waves | None] = {}
@@ -103,7 +103,7 @@ def file_contents(paths: Cells, root: Path, waves: EachWaves) -> Iterator[Pictur
         try:
             path = place_of(text or "", root.resolve())
         except UnfitError:
-            continue  # which the contract's check has reported
+            continue  # reported by the contract's check
         if path.is_file():
             by_path.setdefault(path, own)
     return (Pictured.of(path.read_bytes(), own) for path, own in by_path.items())
@@ -223,7 +223,7 @@ def _all_pixels(paths: Cells, picture: Picture, root: Path) -> tuple[NDArray[np.
         row, place = item
         try:
             original = read(place, picture)
-            waves[row] = waves_of(original)  # whatever size the contract has
+            waves[row] = waves_of(original)  # independent of the contract's size
             pixels[row] = fitted(original, picture)
         except UnfitError as error:
             return error.rule

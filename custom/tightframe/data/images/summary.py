@@ -17,7 +17,7 @@ _CHANNELS = {1: ("brightness",), 3: ("red", "green", "blue")}
 
 
 def describe(contract: PictureContract, site: ImagesSite) -> Description:
-    """Return what a site's pictures are like; records that break the contract are counted and left out.
+    """Return the summary of a site's pictures; records that break the contract are counted and left out.
 
     Sides are the files' own; brightness is the mean of a picture's pixels as the model gets them, 0 to 255,
     and contrast their deviation.

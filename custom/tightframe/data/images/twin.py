@@ -1,4 +1,4 @@
-"""The synthetic twin of a contract of pictures: gratings whose direction and width tell the label, in noise.
+"""The synthetic twin of a contract of pictures: noisy gratings whose direction and width encode the label.
 
 The contract alone decides them, so that all silos have one task. No claim about any data can be made on it.
 """

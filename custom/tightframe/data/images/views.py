@@ -1,4 +1,4 @@
-"""Pictures as a model gets them: normalised, in training transformed; and a file's for use of a model.
+"""Pictures as a model gets them: normalised, in training transformed; and those of a file, for inference.
 
 Imports torch only where tensors are made.
 """
@@ -69,10 +69,10 @@ def normalised(values: torch.Tensor, picture: Picture) -> torch.Tensor:
 
 
 def transformed(values: torch.Tensor, draws: Sequence[Sequence[float]], augment: Augment) -> torch.Tensor:
-    """Return pictures zoomed, turned, shifted, mirrored and in other light, in one interpolation.
+    """Return pictures zoomed, rotated, shifted, mirrored and with other light, in one interpolation.
 
     Args:
-        values: in [0, 1], (B, channels, H, W) or (B, 1, D, H, W), of which all slices are moved alike.
+        values: in [0, 1], (B, channels, H, W) or (B, 1, D, H, W), whose slices are all moved alike.
         draws: twelve numbers in [0, 1) for each.
 
     Returns:

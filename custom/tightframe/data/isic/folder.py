@@ -232,10 +232,10 @@ class FolderData:
         return self.names(fold)
 
     def contents(self) -> Iterator[bytes]:
-        """Yield each of the centre's pictures that is there, as of pictures by contract."""
+        """Yield the content of each of the centre's existing pictures, like pictures by contract."""
         for name in self._everything:
             if (path := self._path(name)).is_file():
-                if name not in self._waves:  # without ``check``, or not in any fold
+                if name not in self._waves:  # without ``check``, or in no fold
                     with suppress(DataError):
                         self._waves[name] = waves_of(decode(path))
                 yield Pictured.of(path.read_bytes(), self._waves.get(name))

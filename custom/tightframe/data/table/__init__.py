@@ -1,6 +1,6 @@
-"""Any table as a data set: the job brings the contract, the site's entry says where its rows lie.
+"""Any table as a data set: the job has the contract, the site's entry the location of its rows.
 
-What the records are, a job says (``data.contract``); a site maps its own columns, codes and units to that.
+A job defines the records (``data.contract``); a site maps its own columns, codes and units to them.
 Torch-free; what reads rows is imported when it is needed.
 """
 
@@ -61,7 +61,7 @@ class Unit(StrictModel):
 
 
 class Database(StrictModel):
-    """A query of the site's own, which reads.
+    """The site's own reading query.
 
     Attributes:
         url_env: environment variable with the database's address, ``postgresql://`` or ``sqlite://``.
@@ -97,7 +97,7 @@ class TableSite(StrictModel):
         units: the contract's column -> conversion from the site's unit: value * ``factor`` + ``offset`` is in
             the contract's.
         delimiter, encoding, decimal: of a text file.
-        missing: texts that mean that there is no value; by default the empty one, which a list names again.
+        missing: texts that mean a missing value; by default the empty one, which a list must repeat.
         invalid: ``refuse`` records that break the contract, and with them the job, or ``set_aside``: leave
             them out, counted and listed in the site's own log.
     """

@@ -1,28 +1,28 @@
-"""Values in which few patients of a hospital stand out, before exact sums are formed of its records.
+"""Replace values in which few patients of a hospital stand out, before exact sums of its records.
 
-A drug that one patient has had makes its row of the products of all columns that patient's record: whoever
-reads the total has it, without an attack. The same holds for the difference of two columns that are equal in
-all patients but one, and for a number of which one patient's value is larger than all others' together. So
-in exact sums of training records a hospital takes
+A drug that only one patient has had makes its row of the products of all columns that patient's record:
+anybody who reads the total has it, without an attack. The same holds for the difference of two columns that
+are equal in all patients but one, and for a number of which one patient's value is larger than all others'
+together. So in exact sums of training records a hospital takes
 
 - the values of a column by which fewer than m patients stand out (``disclosure.who_stands_out``) as the
   median of the others,
 - where a column of two values differs from an earlier one, or from its opposite, in fewer than m patients,
-  these patients' values as that one's,
-- and of up to 64 columns the value of one that follows from the others but in fewer than m patients (one of
-  two drugs; two weights that are the same) as what would follow.
+  these patients' values from that one,
+- and, with up to 64 columns, the value of a column that follows from the others except in fewer than m
+  patients (one of two drugs; two weights that are the same) as the value that would follow.
 
-m is the hospital's ``min_class_count``. Where a layer of d units is trained on the values it is, of one
-column and of two, at least d times half of ``records_per_feature``: of a column that few records have, a
-total is the sum of their slopes alone, each times zero or one for each unit. Of columns that up to seven
-have, 32 quotients by the next layer's weights told for which units most of them fire, and their outcome, in
-one round, and in twelve 56 of 67 such records whole, by integer programming. To leave the weights of such
-columns instead would tell others' sums of slopes, less this hospital's, where a column has one value. Noise
-covers single patients by itself, and its sensitivity would not hold for values that depend on the other
-patients: under privacy all stay as they are.
+m is the hospital's ``min_class_count``. Where a layer of d units is trained on the values, m is, for one
+column and for two, at least d times half of ``records_per_feature``: in a column that few records have, a
+total is the sum of their slopes alone, each times zero or one for each unit. For columns that up to seven
+records have, 32 quotients by the next layer's weights disclosed, in one round, the units for which most of
+them fire, and their outcome, and in twelve rounds 56 of 67 such records completely, by integer programming.
+Leaving the weights of such columns unchanged instead would disclose others' sums of slopes, without this
+hospital's, where a column has one value. Noise covers single patients by itself, and its sensitivity would
+not hold for values that depend on other patients: under privacy no value is replaced.
 
-Of pictures whose pixels a layer's units see each by itself, those in which few records are off the lowest or
-highest value are taken for it.
+In pictures whose pixels a layer's units see individually, pixels in which few records are off the lowest or
+highest value are set to it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 _TOGETHER, _AT_ONCE = 4096, 64
 """Records of a table, and pictures, read at a time."""
 _ROUNDING = 1e-6
-"""Of a number of patients that is a sum of their records' parts."""
+"""Rounding error of a number of patients, summed from their records' parts."""
 NARROW = 64
-"""Columns up to which all linear relations are looked at, not only those of two."""
+"""Most columns for which all linear relations are checked, not only those of two."""
 FOLLOWS, STEPS = 1e-4, 24
 """Difference from a fit, in standard deviations, up to which a value follows; steps of the fit."""
 
@@ -55,10 +55,10 @@ class CommonValues:
     """Values that replace some of a hospital's own in exact sums of training records.
 
     Attributes:
-        starts: where each record's replaced values begin in the others, (n + 1,).
-        columns, values: of them, (k,).
-        varied: number of columns of several values.
-        lost: those of them that keep one only.
+        starts: where each record's replaced values begin in ``columns`` and ``values``, (n + 1,).
+        columns, values: of the replaced values, (k,).
+        varied: number of columns with several values.
+        lost: columns among them that keep only one.
     """
 
     starts: NDArray[np.int64]
@@ -89,8 +89,8 @@ class CommonPixels:
     """Values that replace pixels in which few of a hospital's training pictures differ from the rest.
 
     Attributes:
-        few: pixels, and channels, in which fewer patients than asked are off the lowest or highest value.
-        value: which all of a pixel are taken for.
+        few: pixels, and channels, in which fewer than ``least`` patients are off the lowest or highest value.
+        value: that replaces all values of such a pixel.
     """
 
     few: torch.Tensor
@@ -102,15 +102,15 @@ class CommonPixels:
 
 
 def common_pixels(data: SiloData, least: int) -> CommonPixels | None:
-    """Return what a hospital's pixels are taken for where a layer's units see each by itself.
+    """Return the values that replace a hospital's pixels where a layer's units see each pixel individually.
 
-    Nearly all pictures have one value at the rim. A column of a total that one record alone moves is its
-    slopes, so its label, its batches and, by the next layer's weights, equations on all its pixels; and of
-    products the picture.
+    Nearly all pictures have one value at the rim. A column of a total that only one record changes has its
+    slopes, hence its label, its batches and, with the next layer's weights, equations on all its pixels; in
+    products it has the picture.
 
     Args:
-        data: whose training records are read once. Each counts as its part of its patient's.
-        least: fewer of these are few, of few patients half.
+        data: whose training records are read once. Each counts as its share of its patient's records.
+        least: fewer patients than this are few; with few patients in total, half of them.
     """
     import torch
 
@@ -135,7 +135,7 @@ def common_pixels(data: SiloData, least: int) -> CommonPixels | None:
 
 
 def common_in(data: SiloData, least: int, wide: int | None = None) -> CommonValues | None:
-    """Return what a hospital's values are taken for in exact sums of rows; None if all stay as they are.
+    """Return the values that replace a hospital's own in exact sums of rows; None if all stay unchanged.
 
     Args:
         data: whose training records are read once.
@@ -150,7 +150,7 @@ def common_in(data: SiloData, least: int, wide: int | None = None) -> CommonValu
 
 
 def _inputs(data: SiloData, together: int) -> Iterator[torch.Tensor]:
-    """Yield the inputs of training records, so many together."""
+    """Yield the inputs of training records, in batches of a given size."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -162,13 +162,13 @@ def _inputs(data: SiloData, together: int) -> Iterator[torch.Tensor]:
 def common_values(
     rows: NDArray[np.float32], owners: NDArray[np.int64], least: int, wide: int | None = None
 ) -> CommonValues:
-    """Return what a hospital's values are taken for.
+    """Return the values that replace a hospital's own.
 
     Args:
         rows: of its training records, (n, p).
         owners: number of each record's patient, (n,).
         least: m.
-        wide: the same of one column, and of two; by default m.
+        wide: the same for one column, and for two; by default m.
 
     >>> import torch
     >>> rows = np.zeros((40, 4), np.float32)
@@ -178,7 +178,7 @@ def common_values(
     ([1, 2], [[1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
     """
     values, owners = rows.copy(), np.unique(owners, return_inverse=True)[1]
-    # Of fewer patients than twice that many, some less than the others are few: else nobody would stand out.
+    # With fewer than twice as many patients, a minority counts as few: otherwise nobody would stand out.
     wide = least if wide is None else max(least, min(wide, (int(owners.max()) + 1) // 2))
     low, high = rows.min(0), rows.max(0)
     varied = low != high
@@ -194,7 +194,7 @@ def common_values(
 
 
 def _hide_who_stands_out(values: NDArray[np.float32], owners: NDArray[np.int64], least: int) -> None:
-    """Set the values of those who stand out to the median, in place, until nobody does."""
+    """Set the values of patients who stand out to the median, in place, until nobody does."""
     while values.min() != values.max():
         standing = who_stands_out(values.astype(np.float64), owners, least)
         if not standing.any():
@@ -206,7 +206,7 @@ def _hide_who_stands_out(values: NDArray[np.float32], owners: NDArray[np.int64],
 def _hide_who_differs(
     values: NDArray[np.float32], two: NDArray[np.int64], owners: NDArray[np.int64], least: int
 ) -> None:
-    """Let columns of two values be as an earlier one, or its opposite, in the few patients that differ."""
+    """Set columns of two values to an earlier column, or its opposite, in the few patients that differ."""
     low, high = values.min(0), values.max(0)
     upper = values[:, two] == high[two]
     numbers, ones, count = upper.astype(np.float32), upper.sum(0), len(values)
@@ -224,11 +224,11 @@ def _hide_who_differs(
 
 
 def _hide_who_breaks(values: NDArray[np.float32], owners: NDArray[np.int64], least: int) -> None:
-    """Let columns follow from the others in the few patients in which they do not, but in all others do.
+    """Make columns follow from the others in the few patients in which they do not, but in all others do.
 
     The fit is of least absolute deviations (by iteratively reweighted least squares), which few outliers do
-    not move. Without a patient of large leverage there is no such column: of k records that alone make
-    a combination of columns differ from zero, one has a leverage of 1/k at least.
+    not move. Without a patient of large leverage there is no such column: if only k records make a
+    combination of columns differ from zero, one of them has a leverage of at least 1/k.
     """
     columns = np.flatnonzero(values.min(0) != values.max(0))
     if not 1 < len(columns) <= NARROW or len(values) < 2 * len(columns) + 2:
@@ -254,7 +254,7 @@ def _hide_who_breaks(values: NDArray[np.float32], owners: NDArray[np.int64], lea
 
 
 def _least_absolute(others: NDArray[np.float64], own: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the fit of a column by others, of least absolute deviations."""
+    """Return the least absolute deviations fit of a column by others."""
     weight, floor, fitted = np.ones(len(own)), 1e-2, own
     for _ in range(STEPS):
         root = np.sqrt(weight)

@@ -1,22 +1,21 @@
 """Suppression of small cells in a silo's own term, before any sum. Torch-free.
 
-The term is made so that it could be published by itself: then nothing that others subtract from a total, all
-the other silos together, tells more than it does. ``m`` is the site's least number of patients (records,
-where patients are unknown) in a cell.
+The term could be published by itself: then even all the other silos together, who can subtract their terms
+from a total, learn no more than that. ``m`` is the site's least number of patients (records, where patients
+are unknown) in a cell.
 
 - A class of fewer than m is withheld, and with it all of its cells, empty ones among them.
 - A cell of fewer than m, but not empty, is withheld. The other cells and the number of records of the class
-  would give it away, so further cells are withheld with it, the smallest first, until they hold enough
-  together (``withheld``); if there are none, the whole column is, for this class. Of times the latest go
-  with it, so that a curve ends late.
-- Fewer than m missing values of a number are hidden among values: as many further records, drawn by a fixed
-  hash, count as untold with them, so that m are untold. All that the term says of the column is of the
-  others.
-- Mean and deviation of a number are of all records told. From fewer than m there are none, nor where few
-  patients make them (``made_by_few``). They are rounded to parts of their own standard errors
-  (``rounded_moments``): exact ones of a number of years tell each of a dozen patients' values. If the number
-  takes so few values that each bin has one or two, they would still be equations in withheld bins: then the
-  silo withholds all of its bins.
+  would disclose it, so further cells are withheld with it, the smallest first, until they hold enough
+  together (``withheld``); if there are none, the whole column is withheld, for this class. For times, the
+  latest cells are withheld with it, so that a curve ends late.
+- Fewer than m missing values of a number are hidden among values: further records, chosen by a fixed hash,
+  count as missing with them, so that m are missing. The column's part of the term is of the other records.
+- Mean and deviation of a number are of all its counted records. They are withheld for fewer than m records,
+  and where few patients dominate them (``made_by_few``). They are rounded to parts of their own standard
+  errors (``rounded_moments``): exact ones of a number of years disclose each of a dozen patients' values. If
+  the number takes so few values that each bin has one or two, they would still be equations in withheld bins:
+  then the silo withholds all of its bins.
 """
 
 from __future__ import annotations
@@ -31,23 +30,24 @@ from numpy.typing import NDArray
 from tightframe.data.table.tabulated import Layout, Place, Tabulated
 
 UNIT_BITS = 20
-"""A number is counted on a grid of ``2**-20`` of its range."""
+"""Bits of a number's grid, whose step is ``2**-20`` of its range."""
 UNITS = 1 << UNIT_BITS
 MOMENTS = 4
-"""Numbers kept of a column of numbers: records, sum, and the sum of squares in two parts of 20 bits."""
+"""Moments of a column of numbers: records, sum, and the sum of squares in two parts of 20 bits."""
 FEW_VALUES = 8
-"""Distinct values of a number that mean and deviation could tell the numbers of patients of, one by one."""
+"""Most distinct values of a number whose numbers of patients mean and deviation could disclose."""
 DOMINANCE = 0.1
-"""p of the p% rule: what all but the two patients farthest out add must be this part of the first one's."""
+"""p of the p% rule: the sum of all but the two farthest patients must be at least this part of the
+farthest's."""
 ROUNDING = 4
-"""Steps of a rounded mean or deviation in its standard error, at least."""
+"""Fewest steps of a rounded mean or deviation within its standard error."""
 VALUES_OF_A_BIN = 3
-"""Distinct values that a bin must have on average, so that sums do not tell how many records it has."""
+"""Distinct values that a bin must have on average, so that sums do not disclose its number of records."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """Whole numbers that a silo discloses, and which ones it withholds.
+    """Integers that a silo discloses, and flags of withheld ones.
 
     Attributes:
         records: of each class, (C,).
@@ -153,7 +153,7 @@ def _tell(
     least: int,
     order: Sequence[int] = (),
 ) -> None:
-    """Count records in cells, in place; only those that can be disclosed."""
+    """Count records in cells, in place; withhold cells that must not be disclosed."""
     if not len(rows):
         return
     counts = np.bincount(cell_of, minlength=width)[:width]
@@ -167,15 +167,16 @@ def _tell(
 def withheld(patients: NDArray[np.int64], least: int, order: Sequence[int] = ()) -> NDArray[np.bool_]:
     """Return the cells to be withheld of a set whose sum may be known.
 
-    Those of fewer than ``least`` patients, but not none; then the smallest others, until there are two cells
-    at least, which hold ``2 least`` more than one each; and with the last of them all that are as small, or
-    one larger, so that the choice does not tell which is smaller. All cells if the set has not so many.
+    These are non-empty ones of fewer than ``least`` patients; then the smallest others, until there are at
+    least two cells, which hold ``2 least`` more than one each; and with the last of them all cells of equal
+    size, or one larger, so that the choice does not disclose which is smaller. All cells if the set has too
+    few.
 
     Args:
         patients: of each cell, (k,).
         least: m.
-        order: in which further cells go, whatever they hold, in place of the smallest first. Not with m = 2:
-            then a cell that is known to be a small one is 1.
+        order: in which further cells are withheld, in place of the smallest first. Not with m = 2: then a
+            cell known to be small is 1.
 
     >>> withheld(np.array([3, 40, 0, 60]), 5)
     array([ True,  True, False, False])
@@ -201,10 +202,10 @@ def withheld(patients: NDArray[np.int64], least: int, order: Sequence[int] = ())
 
 
 def made_by_few(values: NDArray[np.float64], owners: NDArray[np.int64], least: int) -> bool:
-    """Return True if mean and deviation of a column tell values of fewer than ``least`` patients.
+    """Return True if mean and deviation of a column disclose values of fewer than ``least`` patients.
 
-    Some stand out (``who_stands_out``), or the column has few values, and one of them fewer patients: then
-    the moments are equations in their numbers.
+    That is so if some stand out (``who_stands_out``), or if the column has few values, one of them of fewer
+    patients: then the moments are equations in the values' numbers of patients.
 
     Args:
         owners: number of each record's patient, from 0.
@@ -224,11 +225,11 @@ def made_by_few(values: NDArray[np.float64], owners: NDArray[np.int64], least: i
 def who_stands_out(values: NDArray[np.float64], owners: NDArray[np.int64], least: int) -> NDArray[np.bool_]:
     """Return the records by which fewer than ``least`` patients make a column differ from all others', (n,).
 
-    - Fewer than that, but some, have a value that no m patients share, and all others have such: they alone
-      make the mean differ from what is known (a drug that nobody else has had).
+    - A few, fewer than m, have values that no m patients share, and all others have common values: they alone
+      make the mean differ from a known one (a drug that nobody else has had).
     - One patient dominates (p% rule; Hundepool et al., Statistical Disclosure Control, 2012, section 4.2):
       the distances from the median, or their squares, of all but the two farthest are less than a tenth of
-      the farthest one's. These are its records; without them another one can.
+      the farthest one's. These are its records; without them another patient may dominate.
 
     Args:
         owners: number of each record's patient, from 0.
@@ -254,7 +255,7 @@ def who_stands_out(values: NDArray[np.float64], owners: NDArray[np.int64], least
 def _rare_values(
     values: NDArray[np.float64], owners: NDArray[np.int64], least: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which distinct values fewer than ``least`` patients have, and which records have such."""
+    """Return the distinct values of fewer than ``least`` patients, and the records with such values."""
     distinct, which = np.unique(values, return_inverse=True)
     most = int(owners.max()) + 1
     pairs = np.unique(which.astype(np.int64) * most + owners)
@@ -267,8 +268,8 @@ def rounded_moments(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
     The sum, and the squares of that mean and the deviation, are rounded to multiples of powers of two, which
     are at most a quarter of their standard errors (of normal values): far more columns of a hospital's
-    patients have such moments than exact ones. Rounded means would not do: a term would be a multiple of the
-    hospital's own number of records, and the total decompose.
+    patients have such moments than exact ones. Rounding means instead is not enough: a term would be a
+    multiple of the hospital's own number of records, and the total would decompose.
     """
     q = np.rint((values + 1) / 2 * UNITS)
     count, total = len(q), int(q.sum())
@@ -279,7 +280,7 @@ def rounded_moments(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _rounded(value: int, most: float) -> int:
-    """Return the nearest multiple of the largest power of two that is at most ``most``; of 1 at least."""
+    """Return the nearest multiple of the largest power of two that is at most ``most`` and at least 1."""
     bits = math.floor(math.log2(most)) if most > 1 else 0
     return (value + (1 << bits >> 1)) >> bits << bits
 
@@ -299,7 +300,7 @@ def moments_of(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def shapes(layout: Layout) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what is withheld or told."""
+    """Return the shapes of withheld and disclosed numbers."""
     return {
         "records": (layout.classes,),
         "cells": (layout.classes, layout.cells),

@@ -1,4 +1,4 @@
-"""From a site's text to a record's values, by the contract; and every row that breaks it. Torch-free."""
+"""Convert a site's text to records' values by the contract, and find every row that breaks it. Torch-free."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SHOWN_ROWS = 10
 
 @dataclass(frozen=True)
 class Finding:
-    """Rows that break one rule of a contract. It holds no value of a record.
+    """Rows that break one rule of a contract; contains no value of a record.
 
     Attributes:
         column: the contract's name of it; empty for a rule of whole rows.
-        rule: that they break, in words.
+        rule: the broken rule, in words.
     """
 
     column: str
@@ -37,13 +37,13 @@ class Finding:
     rows: tuple[int, ...]
 
     def __str__(self) -> str:
-        """Return one line: the column, the rule, how many rows, and the first of them."""
+        """Return one line: the column, the rule, the number of rows, and the first of them."""
         where = f"{self.column}: " if self.column else ""
         return f"{where}{self.rule}: {rows_in_words(self.rows)}"
 
 
 def rows_in_words(rows: Sequence[int]) -> str:
-    """Return how many rows, and the numbers of the first.
+    """Return the number of rows, and the first row numbers.
 
     >>> rows_in_words([4]), rows_in_words([2, 3])
     ('1 row (4)', '2 rows (2, 3)')
@@ -73,18 +73,18 @@ Faults = dict[str, list[int]]
 
 @dataclass(frozen=True)
 class Encoded:
-    """Rows of a table as a contract's values; of rows in ``broken`` they mean nothing.
+    """Rows of a table as a contract's values, which are meaningless for rows in ``broken``.
 
     Attributes:
         features: float32 (n, D).
         labels: int64, classes (n,), or findings (n, K): 1, 0 or ``UNKNOWN``.
-        folds: index of each row's fold in ``FOLD_CODES``, (n,); None if no column tells it.
-        records, patients: names, (n,); None if no column tells them.
+        folds: index of each row's fold in ``FOLD_CODES``, (n,); None without such a column.
+        records, patients: names, (n,); None without such a column.
         broken: True for rows that break the contract, (n,).
         numbers: of the rows in their table, (n,).
-        where: what they were read from.
+        where: the source.
         missing: True where a row has no value of a column, (n, K).
-        survival: time as a part of the longest, and 1 where there was the event, (n, 2); None without.
+        survival: time as a fraction of the longest, and 1 where the event happened, (n, 2); None without.
     """
 
     features: NDArray[np.float32]
@@ -132,7 +132,7 @@ def check_mapping(contract: Contract, site: TableSite) -> None:
 
 
 def is_number(text: str, decimal: str = ".") -> bool:
-    """Check whether a cell is a number: digits with one decimal mark and an exponent, and nothing else."""
+    """Check whether a cell is a number: only digits, with one decimal mark and an exponent."""
     return _NUMBER.fullmatch(_pointed(text, decimal)) is not None
 
 
@@ -141,7 +141,7 @@ def _pointed(text: str, decimal: str) -> str:
 
 
 def other_mark(rows: Rows, contract: Contract, site: TableSite) -> list[str]:
-    """Return the columns of numbers most of whose values are numbers with the other decimal mark only."""
+    """Return the columns of numbers whose values are mostly numbers only with the other decimal mark."""
     other = "." if site.decimal == "," else ","
     columns = []
     for item in contract.columns:
@@ -153,9 +153,9 @@ def other_mark(rows: Rows, contract: Contract, site: TableSite) -> list[str]:
 
 
 def narrow(encoded: Encoded, contract: Contract) -> dict[str, float]:
-    """Return each column of numbers -> part of its range that all its values lie in, if that is tiny.
+    """Return each column of numbers -> fraction of its range that contains all its values, if that is tiny.
 
-    So they do where they are in another unit, as grams where the contract has milligrams.
+    That suggests another unit, such as grams where the contract has milligrams.
     """
     kept, shares, place = ~encoded.broken, {}, 0
     for index, item in enumerate(contract.columns):
@@ -169,7 +169,7 @@ def narrow(encoded: Encoded, contract: Contract) -> dict[str, float]:
 def no_numbers(rows: Rows, contract: Contract, site: TableSite) -> dict[str, list[str]]:
     """Return each column of numbers -> its other texts, for the site's own eyes.
 
-    Where most are texts, they are returned only if ``advice`` knows them, so that no notes are shown.
+    Where most are texts, only those known to ``advice`` are returned, so that no notes are shown.
     """
     timed = () if contract.survival is None else contract.survival.columns
     texts = {}
@@ -187,7 +187,7 @@ _NO_VALUE = "name in `missing` what stands for no value"
 
 
 def advice(text: str) -> str:
-    """Return what to do about a text in a column of numbers.
+    """Return advice about a text in a column of numbers.
 
     >>> advice("1,075.2"), advice("k.A.")
     ('write it without marks between thousands', 'name in `missing` what stands for no value')
@@ -202,7 +202,7 @@ def advice(text: str) -> str:
 
 
 def unknown_codes(rows: Rows, contract: Contract, site: TableSite) -> dict[str, list[str]]:
-    """Return each column with codes -> its codes that the contract does not have, for the site's own eyes."""
+    """Return each column with codes -> codes unknown to the contract, for the site's own eyes."""
     timed = () if contract.survival is None else contract.survival.columns
     booleans = {item.column for item in (*contract.columns, *timed) if item.kind == "boolean"}
     if isinstance(contract.label, MultiLabel):
@@ -235,7 +235,7 @@ def _levels(contract: Contract) -> dict[str, set[str]]:
 
 
 def encode(rows: Rows, contract: Contract, site: TableSite) -> Encoded:
-    """Return the values of all rows, and what breaks the contract."""
+    """Return the values of all rows, and the rows that break the contract."""
     numbers = np.asarray(rows.numbers, dtype=np.int64)
     count = len(numbers)
     broken = np.zeros(count, dtype=np.bool_)
@@ -325,7 +325,7 @@ def _labels(
 
 
 def _missing(cells: Mapping[str, Cells], count: int, contract: Contract) -> NDArray[np.bool_]:
-    """Return where rows have no value of a column, (n, K)."""
+    """Return where rows have no value in a column, (n, K)."""
     columns = [[cell is None for cell in cells[column.column]] for column in contract.columns]
     return np.array(columns, dtype=np.bool_).reshape(len(columns), count).T
 
@@ -342,7 +342,7 @@ def features_of(
 
 
 def form(options: Any) -> TableForm:
-    """Say how a record is made of a row with the contract's own names and codes, for use of a model."""
+    """Return the conversion of a row with the contract's own names and codes to a record, for inference."""
     contract: Contract = options.contract
     names = [column.column for column in contract.columns]
 
@@ -433,7 +433,7 @@ def _codes(
     lower: bool = False,
     empty: float | None = None,
 ) -> tuple[NDArray[np.float64], Faults]:
-    """Return the place of each cell's code among the known ones, (n,), and the faults."""
+    """Return the index of each cell's code among the known ones, (n,), and the faults."""
     values = np.zeros(len(cells), dtype=np.float64)
     faults: Faults = {}
     for place, cell in enumerate(cells):

@@ -1,6 +1,7 @@
-"""A contract proposed from a file, and what a person must decide about it. Torch-free, pandas-free.
+"""Propose a contract from a file, with the decisions left to a person. Torch-free, pandas-free.
 
-Ranges are rounded outwards, because a contract is public and the least and the largest value are records'.
+Ranges are rounded outwards, because a contract is public, and the smallest and the largest value belong to
+records.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MOST_LEVELS = 20
 FEW_NUMBERS = 5
 MOST_CLASSES = 20
 FEW_OF_CLASS = 5
-"""Records that a class has at least, if its code is not asked about."""
+"""Least records of a class without a note on its code."""
 _TIME = re.compile(
     r"(^|[\W_])(time|days|weeks|months|years|follow[\W_]?up|survival|os|pfs|dfs|efs)([\W_]|$)", re.I
 )
@@ -48,7 +49,7 @@ class Proposal:
     Attributes:
         contract: values of the contract, which is valid.
         site: values of the site's entry.
-        notes: what a person must decide, one sentence each.
+        notes: decisions left to a person, one sentence each.
     """
 
     contract: dict[str, Any]
@@ -70,7 +71,7 @@ def propose(
         roles: ``label``, a column of classes, or several of findings, with commas; and where there are such
             columns ``record``, ``patient``, ``fold``.
         title: of the data; the file's stem by default.
-        missing: texts that stand for no value here, besides ``MISSING``.
+        missing: texts for a missing value here, besides ``MISSING``.
         ignored: columns that the contract leaves out.
 
     Raises:
@@ -135,7 +136,7 @@ def propose(
 
 
 def may_tell_patients(header: Sequence[str], labels: Sequence[str]) -> str:
-    """Name columns that may tell the patient, by their names; empty if there are none.
+    """Name columns that may identify the patient, by their names; empty if there are none.
 
     >>> may_tell_patients(["patient_id", "age", "patient_died"], ["patient_died"])
     '; by its name `patient_id` may'
@@ -156,7 +157,7 @@ def _in_two_folds(patients: Cells, folds: Cells) -> list[str]:
 
 
 def about_title(title: str) -> str:
-    """Return what is to be decided about a title that is a file's or folder's name."""
+    """Return the note on a title that is a file's or folder's name."""
     return f"title: {title!r}, the file's name, will stand in the job and in every report. Name the data."
 
 
@@ -181,7 +182,7 @@ def label_columns(label: str, header: Sequence[str]) -> list[str]:
 
 
 def label_of(labels: Sequence[str], cells: Mapping[str, Cells]) -> tuple[dict[str, Any], list[str]]:
-    """Return a label of the classes in one column, or of findings in several, and what is to be decided.
+    """Return a label of the classes in one column, or of findings in several, and the open decisions.
 
     Raises:
         DataError: TF-207.
@@ -190,7 +191,7 @@ def label_of(labels: Sequence[str], cells: Mapping[str, Cells]) -> tuple[dict[st
 
 
 def _classes(label: str, cells: Cells) -> tuple[dict[str, Any], list[str]]:
-    """Return a label of classes, and what is to be decided."""
+    """Return a label of classes, and the open decisions."""
     classes = label_classes(label, cells)
     second = f"; {classes[1]} is the positive one" if len(classes) == 2 else ""
     note = (
@@ -224,7 +225,7 @@ def label_classes(label: str, cells: Cells) -> list[str]:
 
 
 def _findings(labels: Sequence[str], cells: Mapping[str, Cells]) -> tuple[dict[str, Any], list[str]]:
-    """Return a label of findings, and what is to be decided.
+    """Return a label of findings, and the open decisions.
 
     Raises:
         DataError: TF-207 for a column of other values than booleans.
@@ -258,7 +259,7 @@ def candidates(path: Path) -> list[str]:
 
 
 def guessed(path: Path) -> dict[str, Any]:
-    """Return a site's entry for a file: its delimiter, decimal and encoding, as far as they can be seen."""
+    """Return a site's entry for a file: its delimiter, decimal mark and encoding, as far as detected."""
     entry: dict[str, Any] = {"file": str(path.absolute())}
     if not path.name.lower().endswith(CSV_ENDINGS + PARQUET_ENDINGS):
         known = ", ".join(CSV_ENDINGS + PARQUET_ENDINGS)
@@ -290,7 +291,7 @@ def guessed(path: Path) -> dict[str, Any]:
 
 
 def _raw(site: TableSite) -> Iterable[str]:
-    """Yield every cell of a file as it is."""
+    """Yield every cell of a file unchanged."""
     _, cells, _ = read_all(site.model_copy(update={"missing": ["\0"]}), MAX_COLUMNS + len(_ROLES))
     return (cell or "" for column in cells.values() for cell in column)
 
@@ -307,7 +308,7 @@ def _levels(cells: Cells) -> list[str]:
 
 
 def _column(name: str, cells: Cells, decimal: str) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the proposal for one column, None if it is left out, and what is to be decided."""
+    """Return the proposal for one column, None if it is left out, and the open decisions."""
     texts = [cell for cell in cells if cell is not None]
     left_out = f"{name}: left out: "
     if not texts:
@@ -364,7 +365,7 @@ def _column(name: str, cells: Cells, decimal: str) -> tuple[dict[str, Any] | Non
 
 
 def _survival(columns: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the note on a time to an event, if one number and one boolean alone are called so."""
+    """Return the note on a time to an event, if exactly one number and one boolean have such names."""
     times = [item for item in columns if item["kind"] == "number" and _TIME.search(item["column"])]
     events = [item for item in columns if item["kind"] == "boolean" and _EVENT.search(item["column"])]
     if len(times) != 1 or len(events) != 1 or times[0]["low"] < 0:

@@ -35,7 +35,7 @@ class TableData:
         patients: of each record; None if unknown.
         source: one line for reports.
         synthetic: whether the records are generated.
-        aside: what was left out, and why.
+        aside: description of the rows left out.
         missing: True where a record has no value of a column, (n, K); None if every one has.
         survival: as of ``Encoded``, (n, 2).
         contents: returns ``contents()``; None of generated records.
@@ -84,7 +84,7 @@ class TableData:
         return self._features, self._labels, self._missing
 
     def named(self) -> tuple[list[str], NDArray[np.int64]]:
-        """Return the names of all records, and a number for each one's patient: its own if unknown."""
+        """Return the names of all records, and a number for each one's patient: a unique one if unknown."""
         numbers = np.arange(len(self._records)) if self._numbers is None else self._numbers
         return self._records, numbers
 
@@ -109,7 +109,7 @@ class TableData:
         return None if self._contents is None else self._contents()
 
     def check(self, progress: Progress | None = None) -> None:
-        """Report what was set aside when the table was read, and checked, on opening."""
+        """Report the rows set aside when the table was opened, which also checked it."""
         for finding in self.aside:
             if progress is not None:
                 progress(f"set aside: {finding}")
@@ -167,8 +167,8 @@ def divided(
     """Return the rows that keep the contract, in folds.
 
     Args:
-        make: what holds the records; ``TableData`` by default.
-        in_folds: False to leave all in the training fold, for what regards no folds.
+        make: constructor of the result; ``TableData`` by default.
+        in_folds: False to leave all in the training fold, where folds do not matter.
 
     Raises:
         DataError: TF-216, TF-208.
@@ -231,7 +231,7 @@ def fold_of(key: str, shares: Sequence[float]) -> int:
 
 
 def content_names(features: NDArray[np.float32], labels: NDArray[np.int64]) -> list[str]:
-    """Return a name for each record from its values and label: the same for the same values anywhere."""
+    """Return a name for each record from its values and label: the same for equal values everywhere."""
     return [
         hashlib.sha256(row.astype("<f4").tobytes() + label.astype("<u4").tobytes()).hexdigest()[:24]
         for row, label in zip(features, labels, strict=True)
@@ -239,7 +239,7 @@ def content_names(features: NDArray[np.float32], labels: NDArray[np.int64]) -> l
 
 
 def _unique(names: list[str]) -> list[str]:
-    """Return the names with a number behind those of further records of the same values."""
+    """Return unique names: further records of the same values get a number."""
     uses: dict[str, int] = {}
     unique = []
     for name in names:
@@ -258,7 +258,8 @@ def _with_validation(
             code="TF-218",
         )
     train = np.flatnonzero(folds == 0)
-    # Records with several findings are stratified by how many: their combinations are too many.
+    # Records with several findings are stratified by their number of findings: there are too many
+    # combinations.
     strata = labels[train] if labels.ndim == 1 else (labels[train] == 1).sum(axis=1)
     held_out = validation_mask(strata, [keys[int(row)] for row in train], share)
     divided_folds = folds.copy()

@@ -21,7 +21,7 @@ class SitePart:
 
     Attributes:
         value: of the column that all its rows have.
-        entry: for the site's configuration, as far as the file shows.
+        entry: for the site's configuration, as far as the file determines it.
     """
 
     value: str
@@ -36,7 +36,7 @@ def split(path: Path, column: str, folder: Path) -> dict[str, SitePart]:
 
     Args:
         path: of a text table.
-        folder: to make, for its owner alone.
+        folder: to create, readable by its owner alone.
 
     Raises:
         DataError: TF-204 without the column; TF-205 and TF-206 if the table cannot be read; TF-207 for a row

@@ -23,7 +23,7 @@ BINS = 12
 GROUPS = ("no finding", "findings", "unknown")
 """Groups of records in place of classes, where a record may have several findings.
 
-Of the last none is known to be there, and of some nobody knows.
+In the last group no finding is known to be present, and some are unknown.
 """
 
 
@@ -54,12 +54,12 @@ class Description:
 
     Attributes:
         records: class title -> number of records that keep the contract; of a multi-label, ``GROUPS``.
-        findings: what the others break.
-        broken: number of rows that do.
+        findings: rules that other rows break.
+        broken: number of such rows.
         columns: in the contract's order.
         present: finding of a multi-label -> number of records with it; a record may have several.
-        unknown: finding -> number of records of which it is unknown.
-        preview: what exact statistics would withhold; None of pictures.
+        unknown: finding -> number of records in which it is unknown.
+        preview: cells that exact statistics would withhold; None for pictures.
     """
 
     where: str
@@ -80,10 +80,10 @@ def describe(
     bins: int | None = None,
     ends: Sequence[float] = (),
 ) -> Description:
-    """Return what a site's table holds; rows that break the contract are counted and left out.
+    """Return the summary of a site's table; rows that break the contract are counted and left out.
 
     Args:
-        least: number of patients in a cell of statistics, by the site's policy; None makes no preview.
+        least: least number of patients in a cell of statistics, by the site's policy; None for no preview.
         bins: one more number of bins for the preview.
         ends: of bins of time for the preview, as of ``statistics.time_ends``.
 
@@ -118,7 +118,7 @@ def description(
     summaries: Sequence[Summary],
     **more: Any,
 ) -> Description:
-    """Return what a site holds, by the labels of the records that keep the contract and their names."""
+    """Return a site's description, by the labels of the records that keep the contract and their names."""
     counts = np.bincount(labels, minlength=len(titles)).tolist()
     broken = int(encoded.broken.sum()) + len(rows.ragged)
     records = dict(zip(titles, counts, strict=True))
@@ -130,7 +130,7 @@ def grouped(
 ) -> tuple[NDArray[np.int64], tuple[str, ...], dict[str, dict[str, int]]]:
     """Return labels (n,) to group records by, the groups' names, and ``present`` and ``unknown`` of findings.
 
-    Groups are the classes; records of several findings are grouped by whether they have any.
+    Groups are the classes; records with several findings are grouped by whether they have any.
     """
     titles = contract.label.titles
     if not isinstance(contract.label, MultiLabel):
@@ -156,7 +156,7 @@ def summary_of(
     Args:
         values: of its features, (n, k), as a model gets them, of the records that have one.
         labels: of these records, (n,).
-        missing: number of the others.
+        missing: number of records without one.
     """
     mean = deviation = None
     quantiles: tuple[float, ...] = ()
@@ -192,11 +192,11 @@ class Preview:
 
     Attributes:
         least: m, the site's least number of patients in a cell.
-        patients: whether they are known; else m counts records.
-        cells: column -> number of bins -> how many of its cells, of all classes, and of how many.
+        patients: whether patients are known; else m counts records.
+        cells: column -> number of bins -> withheld cells, of all classes, and all cells.
         curves: class -> number of bins of time -> end of the last one before a withheld cell, 0 if it is the
             first; empty without ``survival``.
-        ends: of the bins of time that were asked for, in place of bins of one width; may be empty.
+        ends: of the requested bins of time, in place of bins of one width; may be empty.
     """
 
     least: int
@@ -209,7 +209,7 @@ class Preview:
 def preview(
     data: TableData, contract: Contract, least: int, bins_too: int | None = None, ends: Sequence[float] = ()
 ) -> Preview:
-    """Return what is withheld, by the numbers of bins that a job may choose.
+    """Return the withheld cells, by the numbers of bins that a job may choose.
 
     Args:
         least: m.

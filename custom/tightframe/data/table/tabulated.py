@@ -1,7 +1,7 @@
 """Records of a table as cells: each column's bins or levels, by class, for statistics. Torch-free.
 
 Findings (multi-label) are columns of booleans here, and all records are one class: tables by several findings
-would overlap, and their differences would tell single records.
+would overlap, and their differences would disclose single records.
 
 The contract fixes all of it: a number's range is cut into bins of one width, a category has its levels, a
 boolean false and true, and each column has one more cell, the last, for records without a value.
@@ -24,7 +24,7 @@ ALL = ("all records",)
 """The one class of records with findings."""
 SALT = "tightframe-untold-v1"
 _NEXT = 1e-5
-"""Part of a bin's width below an edge from which on a value counts to the next bin: values are float32."""
+"""Part of a bin's width below an edge within which a value counts to the next bin: values are float32."""
 
 _LONGEST = 80
 """Characters of a name within the name of a level, which has 200 at most."""
@@ -32,7 +32,7 @@ _LONGEST = 80
 
 @dataclass(frozen=True)
 class Place:
-    """Where a column's cells lie.
+    """Position of a column's cells.
 
     Attributes:
         start, end: its first cell, and the one after its last; the last one counts records without a value.
@@ -154,10 +154,11 @@ class Tabulated:
     owners: NDArray[np.int64]
 
     def order(self, purpose: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return a number for each of these records, by which some are drawn: the same in every job.
+        """Return a number for each of these records, by which some are chosen: the same in every job.
 
         Args:
-            purpose: name of the column whose few missing values they hide; empty for one of each patient.
+            purpose: name of the column whose few missing values the chosen hide; empty for one of each
+                patient.
             rows: places of the records.
         """
         names = [self.names[row] for row in rows]
@@ -192,13 +193,13 @@ def tabulate(data: TableData, layout: Layout) -> Tabulated:
     contents = content_names(features, labels) if layout.contract.record is None else None
     missing = _indicated(features, layout) if indicated is None else indicated
     if labels.ndim == 2:
-        # Each finding as a column that is its own value.
+        # Each finding is a column with its own value.
         features = np.concatenate([features, (labels == 1).astype(np.float32)], axis=1)
         missing = np.concatenate([missing, labels == UNKNOWN], axis=1)
         labels = np.zeros(len(labels), dtype=np.int64)
     if data.survival is not None:
         times, events = data.survival.T
-        # A time at an end lies in the bin that ends there: all of a bin count as its end.
+        # A time at an end is in the bin that ends there: all times of a bin count as its end.
         ends = np.array(layout.ends) / layout.ends[-1]
         reach = ends + _NEXT * np.diff(ends, prepend=0.0)
         bins = len(ends)
@@ -225,12 +226,12 @@ def tabulate(data: TableData, layout: Layout) -> Tabulated:
             values[missing[:, index], place.number] = 0.0
         first += width
     names, owners = data.named()
-    # Names that tell records of equal values apart depend on the other records; these choose alike.
+    # Names that distinguish records of equal values depend on the other records; content names do not.
     return Tabulated(layout, labels, cells, values, contents or names, owners)
 
 
 def _indicated(features: NDArray[np.float32], layout: Layout) -> NDArray[np.bool_]:
-    """Return where columns say themselves that a value is missing, (n, K): for generated records."""
+    """Return where indicator columns mark a missing value, (n, K): for generated records."""
     missing = np.zeros((len(features), len(layout.contract.columns)), dtype=np.bool_)
     last = -1
     for index, column in enumerate(layout.contract.columns):

@@ -14,7 +14,7 @@ from tightframe.data.table.silo import TableData, fold_of
 
 RECORDS = 240
 PREVALENCE = 0.3
-"""Of each finding."""
+"""Prevalence of each finding."""
 _MISSING_SHARE = 0.05
 
 

@@ -231,13 +231,13 @@ def formed_by(setup: JobSetup, schema: Schema, received: Tensors, model: Tensors
     """Return the settings of a term that the run's state decides: others' flags and numbers enter it.
 
     - The classes that its sums over classes include: the difference of two totals over other classes is a
-    class's part.
+      class's part.
     - The state of an untrained encoder, with the mean and deviation of its inputs: another one computes other
-    features from the same records.
+      features from the same records.
     - The pooled statistics used in training: the same mean and deviation, which scale gradients and so what a
-        norm cuts off, and the counts that weigh classes in a loss.
+      norm cuts off, and the counts that weigh classes in a loss.
     - The closed form's head whose losses are summed: with heads that differ a little, a total discloses the
-    features of the one record whose loss is not saturated.
+      features of the one record whose loss is not saturated.
     """
     names = setup.dataset.class_names
     by_name = summed_classes(schema, received, len(names))

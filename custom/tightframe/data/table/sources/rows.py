@@ -1,6 +1,6 @@
-"""Rows of a site's table as text, whatever they come from. Torch-free, pandas-free.
+"""Rows of a site's table as text, from any source. Torch-free, pandas-free.
 
-A message of this module tells no cell: of a file without a header the first row would be its header.
+No message of this module shows a cell: in a file without a header the first row would be the header.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Rows:
     """The columns that a contract wants, as text.
 
     Attributes:
-        cells: the contract's column -> text of each row, None where there is no value.
+        cells: the contract's column -> text of each row, None for a missing value.
         numbers: number of each row: the line of a text file, else its place from 1.
-        ragged: numbers of rows with more or fewer cells than the header, which are not among the others.
-        where: what it was read from, for messages.
+        ragged: numbers of rows with more or fewer cells than the header, which are left out of ``cells``.
+        where: the source, for messages.
     """
 
     cells: dict[str, Cells]
@@ -57,10 +57,10 @@ def places(header: Sequence[str], names: Mapping[str, str], where: str, hint: st
 
     Args:
         names: the contract's columns -> the site's names.
-        hint: what else may be wrong if columns are missing.
+        hint: another possible reason if columns are missing.
 
     Raises:
-        DataError: TF-204 if columns are missing or there twice, listing all.
+        DataError: TF-204 if columns are missing or repeated, listing all.
     """
     at: dict[str, list[int]] = {}
     for place, name in enumerate(header):
@@ -91,8 +91,8 @@ def places(header: Sequence[str], names: Mapping[str, str], where: str, hint: st
 def read(contract: Contract, site: TableSite, wanted: Sequence[str] | None = None) -> Rows:
     """Read the columns of a site's table that a contract wants, or ``wanted`` of them.
 
-    Rows of a database are put in the order of their records' names, or of all their cells, because a database
-    promises none: folds and runs repeat.
+    Rows of a database are sorted by their records' names, or by all their cells, because a database
+    guarantees no order: so folds and runs are repeatable.
 
     Raises:
         DataError: TF-205 without the file, TF-206 if it cannot be read, TF-204 for its header, TF-217 for a
@@ -150,7 +150,7 @@ def opened(site: TableSite, wanted: Collection[str] | None) -> tuple[list[str], 
 
 
 def row_contents(site: TableSite) -> Iterator[Row]:
-    """Yield all rows of a site's table, whatever a contract or the site's entry makes of them.
+    """Yield all rows of a site's table, independent of any contract and of the site's entry.
 
     Raises:
         DataError: as ``read``.
@@ -160,7 +160,7 @@ def row_contents(site: TableSite) -> Iterator[Row]:
 
 
 def row_content(cells: Sequence[str | None]) -> Row:
-    """Return a row's cells in whatever order its columns have, without their names."""
+    """Return a row's cells in the order of its columns, without their names."""
     return Row.of(json.dumps(sorted(cell or "" for cell in cells)).encode(), cells)
 
 
@@ -201,7 +201,7 @@ def read_all(site: TableSite, most: int) -> tuple[list[str], dict[str, Cells], l
 
 
 def in_utf16(path: Path) -> bool:
-    """Check whether a text file begins with the mark of UTF-16."""
+    """Check whether a text file begins with the byte order mark of UTF-16."""
     try:
         with _opened(path) as raw:
             return raw.peek(4)[:2] in _UTF16
@@ -221,7 +221,7 @@ def text_header(site: TableSite) -> str:
 
 
 def text_lines(path: Path, site: TableSite) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a text file, the header first, each with the line that it begins in; no empty ones.
+    """Yield the non-empty rows of a text file, the header first, each with the line in which it begins.
 
     Raises:
         DataError: TF-205, TF-206.
@@ -267,7 +267,7 @@ def _unreadable(path: Path, what: str, do: str) -> DataError:
 
 
 def _delimiter_hint(header: Sequence[str], delimiter: str) -> str:
-    """Return what to say of a header that another character divides."""
+    """Return a hint if another character divides the header."""
     if len(header) != 1:
         return ""
     counts = {other: header[0].count(other) for other in ",;\t|" if other != delimiter}

@@ -1,9 +1,9 @@
-"""Sources whose values have types, as the text that a contract reads: Parquet files and databases.
+"""Sources of typed values, read as the text that a contract expects: Parquet files and databases.
 
 Packages are imported only where a site names such a source: pyarrow for Parquet; SQLAlchemy for a query of
-the site's own, from PostgreSQL or SQLite: read, and nothing else. The address of a database has its password
-in it: it comes from the site's environment or a file, and is in no message, nor is what the database says,
-which may hold values.
+the site's own, from PostgreSQL or SQLite: read, and nothing else. A database's address contains its password:
+it comes from the site's environment or a file, and is in no message; neither are the database's own messages,
+which may contain values.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tightframe.files import quoted
 
 
 def as_text(value: object) -> str | None:
-    """Return a value as text: the same for the same value from any source; None for none.
+    """Return a value as text, the same for equal values from any source; None for a missing one.
 
-    Dates have a form that is no number; what is neither text nor a number nor a truth value has only its
-    type's name, which is no code of any contract.
+    Dates have a form that is not a number; values other than text, numbers and booleans become their type's
+    name, which is no code of any contract.
 
     >>> [as_text(value) for value in (None, True, 3, 3.0, 0.1, Decimal("2.50"), " a ", b"x")]
     [None, 'true', '3', '3', '0.1', '2.50', 'a', '<bytes>']
@@ -48,7 +48,7 @@ def as_text(value: object) -> str | None:
 
 
 def missing_package(package: str, extra: str) -> DataError:
-    """Return the error for a package that a kind of source needs."""
+    """Return the error for a missing package that a kind of source needs."""
     return DataError(
         f"Expected the package {package}, which reads this kind of table, but it is not installed: "
         f"pip install 'tightframe[{extra}]' at this site.",
@@ -75,12 +75,12 @@ def open_parquet(
     if not path.exists():
         raise DataError(f"Expected a table at {path}, but there is no such file.", code="TF-205")
     try:
-        # One file as it is: no folder of parts, and no columns from the names of folders.
+        # A single file: no folder of parts, and no columns from the names of folders.
         stored = pq.ParquetFile(path)
         header = list(stored.schema_arrow.names)
         chosen = [name for name in dict.fromkeys(header) if wanted is None or name in wanted]
         _check_size(stored.metadata, len(chosen), path.stat().st_size)
-        # A text that repeats is held once: a file has it once, too.
+        # A repeated text is held once, as in the file.
         kinds = {field.name: field.type for field in stored.schema_arrow}
         texts = [name for name in chosen if pa.types.is_string(kinds[name])]
         table = pq.ParquetFile(path, read_dictionary=texts).read(columns=chosen, use_threads=False)
@@ -99,7 +99,7 @@ def open_parquet(
 
 
 def _check_size(metadata: Any, columns: int, packed: int) -> None:
-    """Check what a file claims to hold, before it is read.
+    """Check the claimed size of a file, before it is read.
 
     Raises:
         UnpackedError: for more than is allowed.
@@ -133,13 +133,13 @@ _SECONDS = 30
 
 
 def open_query(database: Database) -> tuple[list[str], Iterator[tuple[int, list[str | None]]]]:
-    """Return the columns of a site's query, and its rows as text, in the order in which they come.
+    """Return the columns of a site's query, and its rows as text, in the database's order.
 
-    PostgreSQL runs it in a session whose transactions are read-only, prepared, so that it is one statement;
-    SQLite opens the file for reading.
+    PostgreSQL runs it as a prepared statement, so that it is only one, in a session of read-only
+    transactions; SQLite opens the file for reading.
 
     Raises:
-        DataError: TF-217 if the database cannot be asked, TF-219 without SQLAlchemy or a driver.
+        DataError: TF-217 if the database cannot be queried, TF-219 without SQLAlchemy or a driver.
     """
     try:
         from sqlalchemy import create_engine, exc, pool
@@ -158,7 +158,7 @@ def open_query(database: Database) -> tuple[list[str], Iterator[tuple[int, list[
     try:
         engine = create_engine(address, poolclass=pool.NullPool, hide_parameters=True, **arguments)
         with engine.connect() as connection:
-            # No parameters: a % of the query stays one.
+            # No parameters: a % in the query stays a %.
             plain = connection.execution_options(no_parameters=True)
             result = plain.exec_driver_sql(database.query)
             if not result.returns_rows:
@@ -170,7 +170,7 @@ def open_query(database: Database) -> tuple[list[str], Iterator[tuple[int, list[
     except (exc.SQLAlchemyError, sqlite3.Error, OSError, UnicodeError) as error:
         problem = _failed(_kind(error))
     if problem is not None:
-        raise problem  # out of the handler, so that no traceback shows the database's own words
+        raise problem  # outside the handler, so that no traceback shows the database's own message
     return header, ((place, [as_text(value) for value in row]) for place, row in enumerate(rows, start=1))
 
 
@@ -191,7 +191,7 @@ def _address(database: Database) -> Any:
     if text.strip():
         try:
             address = make_url(text.strip())
-        except Exception:  # whatever it says, it says it with the address
+        except Exception:  # its message contains the address
             address = None
     if address is None or address.get_backend_name() not in ("postgresql", "sqlite"):
         what = "is empty or not set" if not text.strip() else "is another text"
@@ -204,11 +204,11 @@ def _address(database: Database) -> Any:
 
 
 def sqlite_file(database: Database) -> Path | None:
-    """Return the file that a site's address of a SQLite database names; None where it names none."""
+    """Return the file named by a site's address of a SQLite database; None if there is none."""
     try:
         text = database.url_file.read_text(encoding="utf-8") if database.url_file is not None else ""
     except (OSError, UnicodeError):
-        return None  # which the reading of records reports
+        return None  # reported when records are read
     text = text if database.url_env is None else os.environ.get(database.url_env, "")
     kind, _, place = text.strip().partition(":///")
     path = place.partition("?")[0]
@@ -239,7 +239,7 @@ def _sqlite(path: str | None) -> Any:
 
 
 def _kind(error: Exception) -> str:
-    """Describe an error of a database without its words."""
+    """Describe an error of a database without its own message."""
     cause = getattr(error, "orig", None) or error
     state = getattr(cause, "sqlstate", None)
     name = getattr(cause, "sqlite_errorname", None)
