@@ -1,1 +1,1 @@
-"""Differential privacy: mechanisms, what they cost, and the site's ledger of what was spent."""
+"""Differential privacy: mechanisms, their cost, and the site's ledger of spending."""

@@ -1,17 +1,17 @@
-"""Epsilon at a delta of events together.
+"""Epsilon at a delta of composed events.
 
 Four analyses. *Exact*: where every record takes part in every release, any number of Gaussian
 mechanisms is one Gaussian with mu = sqrt(sum 1/z^2) (Dong et al. 2019), whose epsilon is known in closed
 form (Balle & Wang 2018). *PLD*: else privacy-loss distributions give an upper bound for both directions, add
 and remove, within about 0.0002 of the value (``loss_distributions``). *RDP*: an upper bound for any
 composition of subsampled Gaussians, for both directions (Mironov, Talwar & Zhang 2019), computed by Opacus;
-it decides where the grid of PLD would be too large, as for billions of steps, hundreds of
-kinds of events, or where epsilon is in the hundreds. *PRV*: Opacus' numerical composition, for one
-direction and by an approximation with error terms; it is printed beside and never decides.
+it is used where the grid of PLD would be too large, as for billions of steps, hundreds of kinds of events, or
+where epsilon is in the hundreds. *PRV*: Opacus' numerical composition, for one direction and by an
+approximation with error terms; it is reported, and never used for a decision.
 
-Nothing here is optimistic: results are rounded up, orders that cannot be computed are left out
-(every order is a bound of its own), and what is not finite is refused. A composition does not depend
-on the order of its events, to the last bit.
+Nothing here is optimistic: results are rounded up, orders that cannot be computed are left out (every order
+is a bound by itself), and values that are not finite are refused. A composition does not depend on the order
+of its events, to the last bit.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ ORDERS: tuple[float, ...] = (
     *(float(order) for order in range(11, 64)),
     *(float(64 * factor) for factor in (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 12, 16)),
 )
-"""Rényi orders: all that Opacus takes by default (1.1 to 10.9, 12 to 63), and on to 1024, past which its
-binomials overflow. Small orders decide where epsilon is large, large ones where it is well below 1."""
+"""Rényi orders: Opacus' defaults (1.1 to 10.9, 12 to 63), and further ones to 1024, past which its binomials
+overflow. Small orders are best where epsilon is large, large ones where it is well below 1."""
 
 _COARSE = (
     1.1,
@@ -68,20 +68,20 @@ _COARSE = (
     320.0,
     1024.0,
 )
-"""Some of the orders, to find out near which of them the best one is."""
+"""Some of the orders, to locate the best one."""
 MAX_EPSILON = 1e6
 _PRV_ERROR = 0.01
 """Opacus' own default: PRV is at least this much above the best possible value."""
 _PRV_POINTS = 2**22
 """PRV is left out where it would take more grid points: about 1 GB and a minute."""
 _FEW = 40
-"""Parts of a ledger that PLD looks at."""
+"""Prefixes of a ledger for which PLD is computed."""
 _SLACK = 1e-12
 """Absolute error of one step's exp((order - 1) * RDP) in Opacus: it cuts a series at e^-30."""
 
 
 class BudgetError(TightframeError):
-    """A budget does not hold what is asked of it (TF-701)."""
+    """A budget is too small for a request (TF-701)."""
 
     code = "TF-701"
 
@@ -93,7 +93,7 @@ class Epsilons:
     Attributes:
         rdp: proved upper bound, for all compositions.
         pld: proved upper bound, tighter; None if the exact value is known, or its grid would be too large.
-        prv: by numerical composition; None where it was not asked for, or cannot be computed.
+        prv: by numerical composition; None where it was not requested, or cannot be computed.
         exact: the value itself; None unless every record took part in every release.
     """
 
@@ -104,7 +104,7 @@ class Epsilons:
 
     @property
     def guaranteed(self) -> float:
-        """The smallest upper bound that is proved: what a budget is held against."""
+        """The smallest proved upper bound, which is compared with a budget."""
         return min(value for value in (self.rdp, self.pld, self.exact) if value is not None)
 
 
@@ -138,13 +138,13 @@ def counts_on_others(spent: float, alone: float) -> bool:
 
     Args:
         spent: guaranteed.
-        alone: the same, without others' noise.
+        alone: guaranteed, without others' noise.
     """
     return alone > spent * (1 + 1e-6)
 
 
 def guaranteed(events: Iterable[Event], delta: float) -> float:
-    """Return the epsilon that budgets are held against; infinite where no analysis bounds it.
+    """Return the epsilon that is compared with budgets; infinite where no analysis bounds it.
 
     Raises:
         PrivacyValueError: TF-700 for a wrong value.
@@ -153,10 +153,11 @@ def guaranteed(events: Iterable[Event], delta: float) -> float:
 
 
 def running(events: Sequence[Event], delta: float) -> list[float]:
-    """Return the epsilon of the events up to and including each, as bounds that never fall.
+    """Return the epsilon of each prefix of the events, as bounds that never fall.
 
-    The last one is ``guaranteed`` of all. Of many events PLD looks at some only, evenly spread, and on the
-    coarse grid; those between have the bound by RDP, or the next one by PLD if that is smaller.
+    The last one is ``guaranteed`` of all. For many events PLD is computed for only some prefixes, evenly
+    spread, and on the coarse grid; those between have the bound by RDP, or the next one by PLD if that is
+    smaller.
 
     Raises:
         PrivacyValueError: TF-700 for a wrong value.
@@ -168,7 +169,7 @@ def running(events: Sequence[Event], delta: float) -> list[float]:
     for count in range(len(events), 0, -1):
         composition = _compose(events[:count])
         looked = not composition.sampled or (len(events) - count) % every == 0
-        # What is spent later is at least what was spent before.
+        # Spending never falls over time.
         if looked:
             bound = _guaranteed(composition, delta, tolerance=COARSE if bounds else FINE)
         else:
@@ -185,18 +186,18 @@ def solve(
     delta: float,
     spent: Iterable[Event] = (),
 ) -> float:
-    """Return the smallest noise multiplier with which a plan keeps to a budget, rounded up to 4 decimals.
+    """Return the smallest noise multiplier with which a plan stays within a budget, rounded up to 4 decimals.
 
     >>> sigma = solve(lambda noise: [Gaussian(noise)] * 10, epsilon=8.0, delta=1e-5)
     >>> guaranteed([Gaussian(sigma)] * 10, 1e-5) <= 8.0 < guaranteed([Gaussian(sigma - 2e-4)] * 10, 1e-5)
     True
 
     Args:
-        plan: the events for a noise multiplier; the larger that is, the less they must cost. Events of
-            another noise (counts that are released once) may be among them.
+        plan: the events for a noise multiplier; the larger that is, the less they must cost. Events with a
+            fixed noise (counts that are released once) may be among them.
         epsilon: the whole budget.
         delta: between 0 and 1.
-        spent: what was charged before; it counts against the same budget.
+        spent: events charged before; they count against the same budget.
 
     Raises:
         BudgetError: TF-701, if no noise is enough.
@@ -207,7 +208,7 @@ def solve(
     least, most = NOISE_MULTIPLIERS
 
     def coarse(noise: float) -> float:
-        # A coarser grid and fewer orders give larger bounds, which are some, too.
+        # A coarser grid and fewer orders give larger bounds, which are valid, too.
         return _guaranteed(_compose([*before, *plan(noise)]), delta, _COARSE, COARSE)
 
     low, high = least, 1.0
@@ -219,12 +220,12 @@ def solve(
                 f"Expected a noise multiplier up to {most:g} to keep the plan under epsilon {epsilon:g} at "
                 f"delta {delta:g}{used}, but got none. Allow more epsilon or plan less."
             )
-    if low == least:  # halved, for where noise is far too small no grid is small enough
+    if low == least:  # halved, because no grid is small enough where noise is far too small
         low = high / 2
         while low > least and coarse(low) <= epsilon:
             high, low = low, max(least, low / 2)
     high = _least(low, high, 1e-2, coarse, epsilon)
-    # By RDP the best order is near the best one of a few; by PLD orders are not looked at.
+    # By RDP the best order is near the best one of a few; PLD does not use orders.
     composed = _compose([*before, *plan(high)])
     by_pld = not composed.sampled or _pld(composed.kinds, delta, FINE) is not None
     near = ORDERS if by_pld else _orders_near(min(_COARSE, key=lambda order: _bound(composed, delta, order)))
@@ -232,7 +233,7 @@ def solve(
     def fine(noise: float) -> float:
         return _guaranteed(_compose([*before, *plan(noise)]), delta, near)
 
-    while fine(high) > epsilon:  # on another grid
+    while fine(high) > epsilon:  # larger on another grid
         high *= 1.001
     low = high
     while low > least and fine(low) <= epsilon:
@@ -248,8 +249,8 @@ def _least(
 ) -> float:
     """Return noise that costs at most epsilon, at most ``tolerance`` above noise that costs more (relative).
 
-    ``high`` costs at most epsilon, ``low`` more. Tries near where a power law between the two has epsilon, a
-    little above it and below by turns, and the middle each third time.
+    ``high`` costs at most epsilon, ``low`` more. It tries points near where a power law between the two
+    reaches epsilon, alternately a little above and below it, and the middle every third time.
     """
     above, below = math.inf, cost(high)
     for turn in itertools.count():
@@ -270,13 +271,13 @@ def _least(
 
 
 def fitting(event: Event, *, epsilon: float, delta: float, spent: Iterable[Event] = ()) -> int:
-    """Return the number of such releases, or of such steps, that a budget still holds; 0 if none.
+    """Return the number of such releases, or of such steps, that still fit into a budget; 0 if none.
 
     >>> fitting(Gaussian(6.0), epsilon=8.004, delta=1e-5)
     100
 
     Args:
-        event: a release, or steps (their number is not looked at).
+        event: a release, or steps (their number is ignored).
         epsilon: the whole budget.
         delta: between 0 and 1.
         spent: what was charged before.
@@ -300,7 +301,7 @@ def fitting(event: Event, *, epsilon: float, delta: float, spent: Iterable[Event
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle, COARSE) else (low, middle)
-    # The fine grid has room for some more.
+    # The fine grid may have room for some more.
     high = low + 1
     while fits(high, FINE):
         low, high = high, min(high + max(1, high // 100), MAX_STEPS + 1)
@@ -328,7 +329,7 @@ def checked_epsilon(epsilon: object) -> float:
 
 @dataclass(frozen=True)
 class _Composition:
-    """Events of one kind put together, sorted: the same for every order in which they came.
+    """Events merged by kind and sorted: independent of their order.
 
     Attributes:
         plain: (noise multiplier, releases) of those in which every record took part.
@@ -340,7 +341,7 @@ class _Composition:
 
     @cached_property
     def mu(self) -> float:
-        """The one Gaussian that all plain ones are; rounded up."""
+        """The one Gaussian equivalent to all plain ones; rounded up."""
         total = math.fsum(count / noise**2 for noise, count in self.plain)
         return math.nextafter(math.sqrt(total), math.inf) * (1 + 1e-15) if total else 0.0
 
@@ -379,7 +380,7 @@ def _compose(events: Iterable[Event]) -> _Composition:
 def _guaranteed(
     composition: _Composition, delta: float, orders: tuple[float, ...] = ORDERS, tolerance: float = FINE
 ) -> float:
-    """Return the smallest proved bound. Where PLD gives one, RDP is above it, and Opacus is not started."""
+    """Return the smallest proved bound. Where PLD gives one, RDP is larger, and Opacus is not used."""
     if not composition.sampled:
         return _exact(composition.mu, delta)
     bound = _pld(composition.kinds, delta, tolerance)
@@ -418,7 +419,7 @@ def _gaussian_delta(mu: float, epsilon: float) -> float:
     above = below + mu
     first = float(ndtr(-below))
     second = math.exp(-(below**2) / 2) * float(erfcx(above / math.sqrt(2))) / 2
-    # The bound of what rounding can have taken off: the exponent's error is that of b times b.
+    # Bound of the rounding error: the exponent's error is that of b times b.
     return first - second + first * 1e-13 * (1 + below**2) * (1 + mu)
 
 
@@ -440,7 +441,7 @@ def _bound(composition: _Composition, delta: float, order: float) -> float:
 
 
 def _orders_near(order: float) -> tuple[float, ...]:
-    """Return the orders around one, as far as the neighbours on both sides among the few."""
+    """Return the orders around one, up to its neighbours on both sides among the coarse orders."""
     place = _COARSE.index(order)
     least, most = _COARSE[max(0, place - 1)], _COARSE[min(len(_COARSE) - 1, place + 1)]
     return tuple(item for item in ORDERS if least <= item <= most)
@@ -470,7 +471,7 @@ def _prv(composition: _Composition, delta: float) -> float | None:
     from opacus.accountants import PRVAccountant
     from opacus.accountants.analysis.prv import PoissonSubsampledGaussianPRV, compute_safe_domain_size
 
-    # All plain releases are one Gaussian, which is a step that takes every record.
+    # All plain releases are one Gaussian, equivalent to a step that takes every record.
     history = list(composition.sampled)
     if composition.plain:
         history = [(1 / composition.mu, 1.0, 1), *history]

@@ -1,8 +1,8 @@
 """Exact samples of the discrete Gaussian, from the operating system's generator.
 
 The discrete Gaussian of variance parameter v gives an integer k with probability proportional to
-``exp(-k**2 / (2 v))``. Noise that is added to integers has no rounding through which a value shows, as
-floating-point noise has (Mironov 2012), and it can be masked and summed in an integer ring.
+``exp(-k**2 / (2 v))``. Noise on integers has no rounding that discloses the value, unlike floating-point
+noise (Mironov 2012), and it can be masked and summed in an integer ring.
 
 The method is that of Canonne, Kamath & Steinke, "The Discrete Gaussian for Differential Privacy"
 (2020), algorithms 1 to 3, for many samples at once: v is an exact rational, every decision is a
@@ -11,9 +11,8 @@ distance to the distribution above is 0. A coin of probability p is thrown by co
 64 bits with the first 64 binary digits of p; where they are equal (once in 2**64 throws) the next 64
 digits decide, computed exactly, and so on.
 
-Random words come from ``os.urandom`` alone: there is no seed, and no other generator to fall back to.
-How long a call takes depends on the coins that were thrown, so nothing is promised against someone
-who can time a silo's processor.
+Random words come from ``os.urandom`` alone: there is no seed, and no fallback generator. The duration of a
+call depends on the coins thrown, so nothing is promised against an attacker who can time a silo's processor.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from numpy.typing import NDArray
 from tightframe.errors import TightframeError
 
 Source: TypeAlias = Callable[[int], bytes]
-"""Gives so many random bytes; the operating system's generator everywhere but in tests."""
+"""Returns a number of random bytes; the operating system's generator everywhere but in tests."""
 Coin: TypeAlias = Callable[[NDArray[np.intp]], NDArray[np.bool_]]
-"""Throws one coin for each of these places."""
+"""Throws one coin for each place."""
 
 MIN_VARIANCE, MAX_VARIANCE = Fraction(1, 2**40), Fraction(2**112)
 """Accepted range: within it every count of the algorithm fits into 64 bits (a sample that does not
 would be refused, and has a probability below exp(-1000))."""
 _BLOCK = 1 << 15
-"""Candidates at a time, so that what lies between them and the samples stays in cache."""
+"""Candidates at a time, so that intermediate values stay in cache."""
 _WORD_BITS = 64
 _WORD_MASK = 2**_WORD_BITS - 1
 
@@ -53,8 +52,8 @@ def discrete_gaussian(variance: Fraction | float, shape: tuple[int, ...]) -> NDA
     """Draw independent samples of the discrete Gaussian around 0.
 
     Args:
-        variance: the parameter v above, exact; a float stands for the rational that it is. The variance
-            of the samples is below v by a share of ``8 pi**2 v exp(-2 pi**2 v)``: 2e-7 at v = 1.
+        variance: the parameter v above, exact; a float is the rational number that it represents. The
+            variance of the samples is below v by a share of ``8 pi**2 v exp(-2 pi**2 v)``: 2e-7 at v = 1.
 
     Returns:
         int64 array of that shape.
@@ -71,7 +70,7 @@ def discrete_gaussian(variance: Fraction | float, shape: tuple[int, ...]) -> NDA
 
 
 def system_bytes(count: int) -> bytes:
-    """Read so many random bytes of the operating system, or none.
+    """Read a number of random bytes from the operating system.
 
     Raises:
         RandomnessError: TF-720 if it gives fewer, or an error.
@@ -98,8 +97,8 @@ def _sample(variance: Fraction | float, count: int, source: Source) -> NDArray[n
     exact, coins = Fraction(variance), _Coins(source)
     samples, filled = np.empty(count, np.int64), 0
     while filled < count:
-        # About two in five candidates are kept. Which ones are left over at the end does not depend on
-        # their values, so that leaving them out does not change the distribution.
+        # About two in five candidates are kept. The surplus at the end does not depend on the values, so
+        # dropping it does not change the distribution.
         kept = _candidates(exact, min(_BLOCK, 3 * (count - filled) + 16), coins)[: count - filled]
         samples[filled : filled + kept.size] = kept
         filled += kept.size
@@ -107,20 +106,20 @@ def _sample(variance: Fraction | float, count: int, source: Source) -> NDArray[n
 
 
 def _candidates(variance: Fraction, count: int, coins: _Coins) -> NDArray[np.int64]:
-    """Return the samples that come of ``count`` candidates."""
+    """Return the samples accepted from ``count`` candidates."""
     bits = _scale_bits(variance)
     magnitudes, negative = _discrete_laplace(bits, count, coins)
     # With v = a/b: (|y| - v/t)**2 / (2 v) = (|y| t b - a)**2 / (2 a b t**2), in Python's integers.
     a, b, t = variance.numerator, variance.denominator, 1 << bits
     numerators = (magnitudes * (t * b) - a) ** 2
     kept = coins.exp_minus_ratio(numerators, 2 * a * b * t * t)
-    # Python's integers refuse to become an int64 that they do not fit into.
+    # Python's integers raise if they do not fit into an int64.
     chosen = magnitudes[kept].astype(np.int64)
     return np.where(negative[kept], -chosen, chosen)
 
 
 def _scale_bits(variance: Fraction) -> int:
-    """Choose t = 2**bits next to the standard deviation: any t is right, this one throws little away."""
+    """Choose t = 2**bits next to the standard deviation: any t is correct, this one rejects few."""
     floor = max(1, math.floor(variance))
     bits = math.isqrt(floor).bit_length() - 1
     return bits + 1 if floor >= 1 << (2 * bits + 1) else bits
@@ -130,7 +129,7 @@ def _discrete_laplace(bits: int, count: int, coins: _Coins) -> tuple[NDArray[Any
     """Draw by algorithm 2 for t = 2**bits, s = 1: ``P(y)`` proportional to ``exp(-|y| / t)``.
 
     Returns:
-        Magnitudes as Python's integers (object array) and which are negative; at most ``count`` of them.
+        Magnitudes as Python's integers (object array), and flags of negative ones; at most ``count``.
     """
     low = coins.bits(count, bits)
     # A coin of probability low/t: a second uniform number below 2**bits is smaller.
@@ -141,7 +140,7 @@ def _discrete_laplace(bits: int, count: int, coins: _Coins) -> tuple[NDArray[Any
         high[active] += 1
     magnitudes = low.astype(object) + high.astype(object) * (1 << bits)
     negative = coins.bits(low.size, 1).astype(np.bool_)
-    # Else 0 would come twice as often, as +0 and as -0.
+    # Otherwise 0 would occur twice as often, as +0 and as -0.
     valid = ~(negative & (low == 0) & (high == 0))
     return magnitudes[valid], negative[valid]
 
@@ -211,7 +210,7 @@ class _Coins:
         remainders = shifted - quotients * denominator
         digits = (quotients & _WORD_MASK).astype(np.uint64)
         remaining = (quotients >> _WORD_BITS).astype(np.int64)
-        # exp(-whole): so many coins of exp(-1), thrown until the first tails.
+        # exp(-whole): that many coins of exp(-1), thrown until the first tails.
         result, active = np.ones(len(numerators), np.bool_), np.flatnonzero(remaining)
         while active.size:
             heads = self.exp_minus_one(active.size)

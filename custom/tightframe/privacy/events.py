@@ -3,7 +3,7 @@
 An event says how much noise a release carried, never what epsilon that is: epsilon depends on delta,
 on all other events and on the analysis, and analyses improve. ``noise_multiplier`` is the noise's
 standard deviation divided by the L2 sensitivity to adding or removing one record, or one patient with
-all records: which of the two, the ``Neighbours`` of the charge say.
+all records: the ``Neighbours`` of the charge decide which.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SubsampledGaussian:
     Attributes:
         noise_multiplier: of each step; noise standard deviation / clipping norm.
         sampling_rate: probability that a record (or patient) is in a step's batch; 1 takes all.
-        steps: steps that really ran, those with an empty batch among them.
+        steps: steps that really ran, including those with an empty batch.
 
     Raises:
         PrivacyValueError: TF-700.
@@ -106,11 +106,11 @@ def with_noise(event: Event, noise_multiplier: float) -> Event:
 
 
 def from_value(value: object) -> Event:
-    """Return the event of which ``value`` is the ``as_value``.
+    """Return the event with this ``as_value``.
 
     Raises:
-        PrivacyValueError: TF-700 for anything else: an event that is not understood cannot be priced,
-            and must not be left out of a sum.
+        PrivacyValueError: TF-700 for anything else: an unknown event has no known cost, and must not be left
+            out of a composition.
     """
     kind = value.get("kind") if isinstance(value, Mapping) else None
     if not isinstance(value, Mapping) or not isinstance(kind, str) or kind not in _FIELDS:
@@ -130,7 +130,7 @@ def from_value(value: object) -> Event:
 
 
 def as_event(value: object, name: str = "event") -> Event:
-    """Return ``value`` itself if it is an event: an unknown mechanism is refused and never priced at 0.
+    """Return ``value`` itself if it is an event: an unknown mechanism is refused and never counted as free.
 
     Raises:
         PrivacyValueError: TF-700.
@@ -192,7 +192,7 @@ def _noise(value: object) -> float:
 
 
 def _shown(value: object) -> str:
-    """Return a number as it is, of anything else the type: its value is nobody's business in a log."""
+    """Return a number unchanged, for anything else its type: its value must not be in a log."""
     if isinstance(value, bool | int | float):
         return repr(value)
     return "another kind" if isinstance(value, str) else type(value).__name__

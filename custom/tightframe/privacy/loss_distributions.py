@@ -7,17 +7,17 @@ P; with the sum S of all, delta(epsilon) = E[(1 - e^(epsilon - S))+]. That is bo
 
 1. *Grid.* The loss is moved to multiples of h so that each interval keeps its mass under P and under Q
    ("connect the dots", Doroshenko et al. 2022). This spreads dP/dQ at the same mean, so it dominates; the
-   error is of order h^2 a step, where rounding every loss up (Koskela et al. 2020) has h. What lies below the
-   grid is rounded up to its lowest point, and what lies above is counted at infinity.
+   error is of order h^2 a step, where rounding every loss up (Koskela et al. 2020) has h. Mass below the grid
+   is rounded up to its lowest point, and mass above it is counted at infinity.
 2. *Composition* by FFT (Koskela et al. 2020; Gopi et al. 2021), of masses tilted by e^(lambda * L), which
-   puts the weight where delta is decided, so that rounding is relative to delta and not to 1 (as in Alghamdi
+puts the weight where delta is determined, so that rounding is relative to delta and not to 1 (as in Alghamdi
    et al. 2023). Sums leave the window of the FFT and come back on its other side: those from below
    only add to the bound; those above are counted at infinity, by Chernoff's bound.
 3. *Rounding.* Each source is bounded and added: functions of numpy and scipy (relative error 1e-13 for the
    normal distribution), inverses of the loss, transforms, powers and sums.
 
-A coarser grid gives a larger bound, which is one, too. Where the grid would be too large even so, there is
-no bound. Nothing needs Opacus or torch.
+A coarser grid gives a larger bound, which is valid, too. Where even that grid would be too large, there is no
+bound. Nothing needs Opacus or torch.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Kind: TypeAlias = tuple[float, float, int]
 """Noise multiplier, sampling rate, steps."""
 
 FINE, COARSE = 2e-4, 4e-3
-"""Approximate part of epsilon that the grid may add, for reports and for searches."""
+"""Approximate relative addition of the grid to epsilon, for reports and for searches."""
 MAX_KINDS = 256
 MAX_POINTS = 2**21
 _MAX_WORK = 2**23
-"""Points of the grids of all kinds together."""
+"""Most points of the grids of all kinds together."""
 _LEAST_EPSILON, _MAX_EPSILON = 1e-6, 1000.0
-"""Epsilons below the least need not be distinguished; above the largest RDP is as good."""
+"""Epsilons below the least need not be distinguished; above the largest, RDP is as good."""
 _UNIT = 2.0**-53
 _TAIL = 1e-5
 """Share of delta for each kind of cut tail."""
@@ -59,7 +59,7 @@ def upper_bound(kinds: Sequence[Kind], delta: float, tolerance: float = FINE) ->
     Args:
         kinds: noise multiplier, sampling rate (1: all take part) and number of steps, each pair once, sorted.
         delta: between 0 and 1.
-        tolerance: about how much of epsilon the grid may add.
+        tolerance: approximate relative addition of the grid to epsilon.
     """
     if not kinds:
         return 0.0
@@ -67,16 +67,16 @@ def upper_bound(kinds: Sequence[Kind], delta: float, tolerance: float = FINE) ->
         return None
     largest = 0.0
     for removed in (True, False):
-        # Masses of 0 have the logarithm -inf; what overflows far left of epsilon is never taken.
+        # Masses of 0 have the logarithm -inf; overflows far left of epsilon are never used.
         with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
             try:
                 bound = _direction(kinds, delta, tolerance, removed, largest)
-                if bound is None and largest:  # the window was too small for a grid as coarse
+                if bound is None and largest:  # the window was too small for such a coarse grid
                     bound = _direction(kinds, delta, tolerance, removed, 0.0)
             except (
                 ArithmeticError,
                 ValueError,
-            ):  # a number that overflowed: no bound is better than a wrong one
+            ):  # overflow: no bound is better than a wrong one
                 return None
         if bound is None or not 0.0 <= bound < math.inf:
             return None
@@ -109,7 +109,7 @@ class _Step:
         return sign * np.logaddexp(math.log1p(-self.rate), math.log(self.rate) + exponent)
 
     def place(self, loss: Array) -> Array:
-        """Return where the loss has a value; infinite beyond its range."""
+        """Return the place where the loss has a value; infinite beyond its range."""
         sign = 1.0 if self.removed else -1.0
         if self.rate == 1.0:
             return sign * (self.noise**2 * (sign * loss) + 0.5)
@@ -131,7 +131,7 @@ class _Step:
         return (with_record, without) if self.removed else (without, with_record)
 
     def ends(self, deviations: float) -> tuple[float, float]:
-        """Return the losses between which all but a normal distribution's tails lie."""
+        """Return the losses between which all mass but a normal distribution's tails lies."""
         low, high = -deviations * self.noise, deviations * self.noise
         if self.removed:
             high += 1.0
@@ -146,9 +146,9 @@ class _Discrete:
 
     Attributes:
         first: of the multiples.
-        log_masses: of the multiples from there on; -inf where there is none.
+        log_masses: of the multiples from there on; -inf for no mass.
         infinite: mass at infinity.
-        shift: by how much a true loss can be above what it was taken for, by rounding.
+        shift: largest excess of a true loss over its rounded value.
     """
 
     first: int
@@ -185,7 +185,7 @@ def _discrete(step: _Step, spacing: float, deviations: float) -> _Discrete:
 
 @lru_cache(maxsize=512)
 def _moments(step: _Step, deviations: float) -> Array:
-    """Return ln E[e^(t L)] of one step at each tilt, by a sum over places: to choose by, not to prove."""
+    """Return ln E[e^(t L)] of one step at each tilt, by a sum over places: for choices, not for the proof."""
     low, high = -deviations * step.noise, deviations * step.noise + 1.0
     places = np.linspace(low, high, _NODES)
     own, _ = step.tails(places)
@@ -199,7 +199,7 @@ def _moments(step: _Step, deviations: float) -> Array:
 
 @dataclass(frozen=True)
 class _Window:
-    """Where and how finely to compute.
+    """Window and resolution of the computation.
 
     Attributes:
         tilt: lambda.
@@ -219,14 +219,14 @@ class _Window:
 def _window(
     steps: Sequence[_Step], kinds: Sequence[Kind], delta: float, allowed: float, least: float
 ) -> _Window | None:
-    """Choose tilt, grid and window; any choice gives a bound, this one a small one.
+    """Choose tilt, grid and window; any choice gives a valid bound, this one a small one.
 
     Args:
         steps: of the kinds, in one direction.
         kinds: with the numbers of steps.
         delta: between 0 and 1.
-        allowed: how much of epsilon the grid may add, about.
-        least: epsilon of the other direction: what is below need not be known as well.
+        allowed: approximate relative addition of the grid to epsilon.
+        least: epsilon of the other direction: values below need not be resolved.
     """
     number = sum(count for _, _, count in kinds)
     deviations = _deviations(delta, number)
@@ -240,7 +240,7 @@ def _window(
     if not epsilon <= _MAX_EPSILON:
         return None
     epsilon = max(epsilon, _LEAST_EPSILON)
-    # Any tilt below does as well; where the moments have a kink, the window is small only further down.
+    # Any smaller tilt is valid, too; where the moments have a kink, the window is small only further down.
     spans = [
         _span(moments, candidate, epsilon, delta)
         for candidate in (tilt, *(float(_TILTS[best - back]) for back in range(1, min(best, 9))))
@@ -248,9 +248,9 @@ def _window(
     width, tilt_of_window, far, low, high = min(spans)
     if not width < math.inf:
         return None
-    # A step's spread adds (tilt + 1) h^2 / 12 or so to epsilon, and one at most.
+    # A step's spread adds about (tilt + 1) h^2 / 12 to epsilon, and at most one.
     spread = 12 * allowed * max(epsilon, least) / (number * (tilt + 1))
-    # It changes smoothly with the events, so that the bound does.
+    # It changes smoothly with the events, so that the bound does, too.
     spacing = min(math.sqrt(spread), 1.0)
     high += 4 * allowed * max(epsilon, least)
     for _ in range(4):
@@ -266,9 +266,9 @@ def _window(
 def _span(
     moments: Array, tilt: float, epsilon: float, delta: float
 ) -> tuple[float, float, float, float, float]:
-    """Return how wide the window has to be for a tilt, the tilt, a larger one, and both ends.
+    """Return the needed width of the window for a tilt, the tilt, a larger one, and both ends.
 
-    What comes back from the window's other side stays far below delta, by Chernoff's bounds.
+    Mass that wraps around the window stays far below delta, by Chernoff's bounds.
     """
     cut = math.log(delta * _TAIL)
     beyond, below = np.greater(_TILTS, tilt * 1.1), np.less(_TILTS, tilt / 1.1)
@@ -281,7 +281,7 @@ def _span(
 
 
 def _transform_size(least: float) -> int:
-    """Return an even length of which transforms are quick."""
+    """Return an even length with fast transforms."""
     from scipy.fft import next_fast_len  # type: ignore[import-untyped]
 
     return 2 * int(next_fast_len(math.ceil(min(least, 4 * MAX_POINTS) / 2), real=True))
@@ -299,7 +299,7 @@ def _lowest(bounds: Array, best: int) -> tuple[float, float]:
 
 
 def _deviations(delta: float, number: int) -> float:
-    """Return how many deviations of the noise are kept; rounded up so that few values occur."""
+    """Return the number of kept deviations of the noise; rounded up so that few values occur."""
     from scipy.special import ndtri
 
     return math.ceil(-4 * float(ndtri(delta * _TAIL / number))) / 4
@@ -340,7 +340,7 @@ def _direction(
 def _composed(
     parts: Sequence[_Discrete], counts: Sequence[int], window: _Window
 ) -> tuple[Array, float, float, float]:
-    """Return the composition's tilted masses over the window, and what bounds their errors.
+    """Return the composition's tilted masses over the window, and bounds on their errors.
 
     Returns:
         masses, in the order of the window; the absolute error of each of them; ln of the scale by which
@@ -388,7 +388,7 @@ def _power(values: NDArray[np.complex128], exponent: int) -> NDArray[np.complex1
 
 
 def _log_moment(part: _Discrete, tilt: float, spacing: float) -> tuple[float, float]:
-    """Return ln of the sum of masses times e^(tilt * loss), infinity left out, and its largest error."""
+    """Return ln of the sum of masses times e^(tilt * loss), without infinity, and its largest error."""
     last = part.first + len(part.log_masses) - 1
     exponents = part.log_masses + tilt * spacing * np.arange(part.first, last + 1)
     most = float(exponents.max())
@@ -409,9 +409,9 @@ def _above(
 
 
 def _smallest(losses: Array, weights: Array, delta: float) -> float | None:
-    """Return the smallest epsilon, from the first loss on, that delta holds; None if none does.
+    """Return the smallest epsilon, from the first loss on, at which delta holds; None if there is none.
 
-    It is that with sum of weights * (1 - e^(epsilon - loss))+ <= delta.
+    It is the one with sum of weights * (1 - e^(epsilon - loss))+ <= delta.
     """
     if not delta > 0:
         return None
@@ -424,12 +424,12 @@ def _smallest(losses: Array, weights: Array, delta: float) -> float | None:
     scaled = np.cumsum(ratios[::-1])[::-1] * (1 - 1e-9)
     # delta at each loss but the last; its own term is 0.
     curve = plain[1:] - np.exp(offsets[:-1]) * scaled[1:]
-    fitting = np.flatnonzero(curve <= delta)  # not where it overflowed
+    fitting = np.flatnonzero(curve <= delta)  # except where it overflowed
     if not len(fitting):
         return None
     place = int(fitting[0])
     if place == 0:
         return float(losses[0])
-    # Between two losses the curve is a straight line in e^epsilon.
+    # Between two losses the curve is linear in e^epsilon.
     offset = math.log((float(plain[place]) - delta) / float(scaled[place]))
     return float(losses[0]) + min(max(offset, float(offsets[place - 1])), float(offsets[place]))

@@ -1,9 +1,9 @@
 """Sampling of records and Gaussian noise from the operating system's generator.
 
-Never from torch's: the server knows the job's seed, and the guarantee holds only against those who cannot
+Never from torch's: the server knows the job's seed, and the guarantee holds only against parties that cannot
 repeat the draws. Opacus offers this as ``secure_mode``, whose package torchcsprng no longer builds. As there,
 each value of the noise is the sum of four normal draws: the floating-point values that a single draw can
-reach have gaps, which tell what the noise was added to (Holohan and Braghin, Secure Random Sampling in
+reach have gaps, which disclose the value under the noise (Holohan and Braghin, Secure Random Sampling in
 Differential Privacy, ESORICS 2021, section 5.1).
 """
 
@@ -27,21 +27,21 @@ KEY_BYTES = 32
 
 
 class MaskSeeds:
-    """Starts torch's generator anew for each record, from seeds that nobody knows.
+    """Reseeds torch's generator for each record, from seeds that nobody knows.
 
-    A seed belongs to a record's place among those drawn, so that one record more gives those after it other
-    masks and moves the sum by more than C. The proof holds all the same. Seeds are independent of each other
-    and of the records, so no output becomes more or less likely if they are dealt out otherwise: let each
-    record have the same in both data sets. Whatever the seeds, the sums then differ by C at most, and the
-    noise gives (epsilon, delta); a mixture over seeds gives no more (joint convexity). That needs a secret
-    key, not seeds that are hard to guess. One stream for all would not do: of its seed torch's generator on a
-    CPU keeps 32 bits, which can be tried one by one, and a known stream tells how many records came before.
+    A seed belongs to a record's place among those drawn, so one more record gives those after it other masks
+    and moves the sum by more than C. The proof still holds. Seeds are independent of each other and of the
+    records, so no output's probability changes if they are assigned differently: let each record have the
+    same seed in both data sets. For any seeds, the sums then differ by at most C, and the noise gives
+    (epsilon, delta); a mixture over seeds gives no more (joint convexity). That needs a secret key, not only
+    seeds that are hard to guess. One stream for all is not enough: torch's generator on a CPU keeps 32 bits
+    of its seed, which can be tried one by one, and a known stream discloses how many records came before.
 
     On a GPU the records of a portion share a stream, whose seed has 64 bits. Augmentations belong to a
     record's place in its fold, by seeds from the site's secret salt (``SiloContext.salt``): the same holds.
 
     Args:
-        device: whose generator masks are drawn from.
+        device: of the generator of masks.
         random_bytes: gives the key of all seeds.
     """
 
@@ -75,7 +75,7 @@ def standard_normal(count: int, random_bytes: RandomBytes = system_bytes) -> tor
     """Draw standard normal values, each the sum of four draws over two, (count,) float64 on the CPU.
 
     Box and Muller's transform of uniform numbers with 64 random bits. A radius reaches 9.4 standard
-    deviations, what is cut off has a probability of 3e-20.
+    deviations; the tail cut off has a probability of 3e-20.
     """
     values = torch.empty(count, dtype=torch.float64)
     for start in range(0, count, NOISE_CHUNK):
@@ -83,7 +83,7 @@ def standard_normal(count: int, random_bytes: RandomBytes = system_bytes) -> tor
         pairs = (number + 1) // 2
         radius = (-2.0 * _uniform((DRAWS, pairs), random_bytes).log()).sqrt_()
         angle = _uniform((DRAWS, pairs), random_bytes).mul_(2.0 * math.pi)
-        # The draws that are summed come from different pairs: sine plus cosine of one pair is one draw.
+        # The summed draws come from different pairs: sine plus cosine of one pair is one draw.
         halves = [(radius * angle.cos()).sum(0), (radius * angle.sin()).sum(0)]
         values[start : start + number] = torch.cat(halves)[:number] / math.sqrt(DRAWS)
     return values

@@ -1,1 +1,1 @@
-"""The site's ledger of what was spent: data, rules, storage and proof."""
+"""The site's ledger of spending: data, rules, storage and proof."""

@@ -1,9 +1,9 @@
-"""Walks a ledger from its first entry to its head, and names the first thing that is wrong.
+"""Verify a ledger from its first entry to its head, and name the first error.
 
-What this finds: any change of an entry, one that is missing, moved, added or signed by somebody else,
-and a shortened ledger, as long as its head record or the head file is not set back with it. What it
-cannot find: both files set back together to an earlier state of this very ledger. Only a head that
-somebody wrote down elsewhere shows that; ``verify`` takes such ones as ``known``.
+It detects any change of an entry, one that is missing, moved, added or signed by somebody else, and a
+shortened ledger, unless its head record and the head file are rolled back with it. It cannot detect both
+files rolled back together to an earlier state of the same ledger. Only a head noted elsewhere reveals that;
+``verify`` takes such heads as ``known``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tightframe.securesum.primitives import encode_fields
 
 @dataclass(frozen=True)
 class Verified:
-    """A ledger that is whole.
+    """A verified ledger.
 
     Attributes:
         entries: all, oldest first.
-        certificates: SHA-256 -> certificate (DER) of all that signed.
-        signatures: whether signatures were checked, or the chain of hashes only.
+        certificates: SHA-256 -> certificate (DER) of all signers.
+        signatures: whether signatures were checked, or only the chain of hashes.
     """
 
     entries: tuple[Entry, ...]
@@ -37,12 +37,12 @@ class Verified:
 
     @property
     def of_records(self) -> tuple[Entry, ...]:
-        """The entries that are about privacy budgets."""
+        """The entries on privacy budgets."""
         return tuple(entry for entry in self.entries if isinstance(entry.content, Charge | DataNoted))
 
 
 class Chain:
-    """Checks a ledger again and again; what it has found right once, and is unchanged, it need not check.
+    """Verifies a ledger repeatedly; unchanged entries that it has verified are not checked again.
 
     Args:
         check: holds signatures against certificates; None to look at hashes only.
@@ -57,20 +57,20 @@ class Chain:
 
     @property
     def last(self) -> tuple[int, str]:
-        """Number and hash of the last entry that was found right; (0, "") if none was."""
+        """Number and hash of the last verified entry; (0, "") if there is none."""
         return (len(self._entries), self._entries[-1].hash) if self._entries else (0, "")
 
     def verify(
         self, contents: Contents, published: Head | None, *, known: Sequence[tuple[int, str]] = ()
     ) -> Verified:
-        """Return all entries, if everything holds.
+        """Verify and return all entries.
 
         Args:
-            contents: what the file holds, or what it holds after an entry that was found right before.
+            contents: of the file, or the part after an entry that was verified before.
             known: (number of entries, hash of the last) of heads seen before.
 
         Raises:
-            TamperError: TF-702, with the number of the first wrong entry where it is about one.
+            TamperError: TF-702, with the number of the first wrong entry, if there is one.
         """
         head = contents.head
         self._check_head(head, contents, "the head record")
@@ -95,7 +95,7 @@ class Chain:
         )
 
     def _read(self, contents: Contents) -> None:
-        """Read entries in turn; those that were read before and are the same are kept."""
+        """Read entries in turn; unchanged ones that were read before are reused."""
         same = contents.after
         if same and any(contents.certificates.get(one) != old for one, old in self._signers.items()):
             raise TamperError("Expected the certificates of earlier entries, but got others or none.")
@@ -160,7 +160,7 @@ class Chain:
             return
         try:
             self._check(certificate, message, signature, time)
-        except Exception as error:  # whatever a verifier raises, it is one refusal
+        except Exception as error:  # any exception of a verifier is the same refusal
             raise TamperError(
                 f"Expected {what} to be signed by this site, but its signature does not hold: {error}",
                 entry=entry,
@@ -181,7 +181,7 @@ def read_ledger(path: Path, *, check: Check | None, known: Sequence[tuple[int, s
     """
     store = Store(path, read_only=True)
     try:
-        # The head file first: it may lag behind the ledger, and must not seem to run ahead of it.
+        # The head file first: it may lag behind the ledger, but must not appear ahead of it.
         published = store.published_head()
         return Chain(check).verify(store.read(), published, known=known)
     finally:
@@ -189,7 +189,7 @@ def read_ledger(path: Path, *, check: Check | None, known: Sequence[tuple[int, s
 
 
 def renew_head_file(path: Path, *, check: Check, known: Sequence[tuple[int, str]] = ()) -> Verified:
-    """Check a ledger without its head file, and write the head file again.
+    """Verify a ledger without its head file, and rewrite the head file.
 
     Raises:
         LedgerError: TF-704.

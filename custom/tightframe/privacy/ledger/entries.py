@@ -26,8 +26,8 @@ MAX_TEXT = 200
 MAX_COHORT = 1000
 MAX_ATTEMPT = 10**6
 SKETCH_PLACES, ALIKE = 64, 25
-"""Places of a sketch, and how many are equal in those of sets that count as the same. Of sets with 60 % of
-all their records in common nearly every pair has so many, with half 97 of 100, with a quarter one of 100."""
+"""Places of a sketch, and the equal places from which sets count as the same. With 60 % of all records in
+common nearly every pair of sets has that many, with half 97 of 100, with a quarter one of 100."""
 
 
 class LedgerError(TightframeError):
@@ -37,7 +37,7 @@ class LedgerError(TightframeError):
 
 
 class LostError(LedgerError):
-    """There was a ledger, and nothing is left of it; only a person may begin a new one (TF-620)."""
+    """A ledger existed and is lost; only a person may begin a new one (TF-620)."""
 
     code = "TF-620"
 
@@ -46,8 +46,8 @@ class TamperError(TightframeError):
     """The ledger was altered (TF-702).
 
     Args:
-        message: what was expected, and what came.
-        entry: number of the first wrong entry; None if it is not about one.
+        message: the expected and the actual value.
+        entry: number of the first wrong entry; None if no single entry is wrong.
     """
 
     code = "TF-702"
@@ -58,7 +58,7 @@ class TamperError(TightframeError):
 
 
 class DatasetError(TightframeError):
-    """The very records are known under another ``dataset_id`` (TF-703)."""
+    """The same records are known under another ``dataset_id`` (TF-703)."""
 
     code = "TF-703"
 
@@ -70,7 +70,7 @@ class RepeatError(TightframeError):
 
 
 class NeighboursError(TightframeError):
-    """A data set's charges are about another neighbouring relation (TF-706)."""
+    """A data set's charges use another neighbouring relation (TF-706)."""
 
     code = "TF-706"
 
@@ -81,15 +81,15 @@ class Charge:
 
     Attributes:
         job_id: the run's id.
-        job_name: what people call it.
-        purpose: what for, in words of the site's own code: "round 3 training". With the job's id it
-            says of what another charge is a retry.
-        attempt: tells repeats of one purpose apart: noise that is drawn anew is a new attempt.
+        job_name: for people.
+        purpose: purpose, in words of the site's own code: "round 3 training". With the job's id it identifies
+            the charge that another one retries.
+        attempt: distinguishes repeats of one purpose: newly drawn noise is a new attempt.
         dataset_id: the site's own name of the records.
         neighbours: whom the event protects, a record or a patient.
-        event: what the release costs while the assumed number of silos adds its noise.
+        event: of the release while the assumed number of silos adds noise.
         cohort: the silos whose terms are summed, this one included.
-        alone: what it costs if no other silo adds noise; None where the site's own noise is all of it.
+        alone: event if no other silo adds noise; None where the site adds all of the noise.
 
     Raises:
         PrivacyValueError: TF-700.
@@ -124,7 +124,7 @@ class Charge:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """Key of a charge, which is made once."""
+        """Key of a charge, which can be made once."""
         return self.job_id, self.purpose, self.attempt
 
     def as_value(self) -> dict[str, object]:
@@ -144,12 +144,12 @@ class Charge:
 
 @dataclass(frozen=True)
 class DataNoted:
-    """A fingerprint of the records that go by a ``dataset_id``.
+    """A fingerprint of the records named by a ``dataset_id``.
 
     Attributes:
         sketch: a byte for each place, hexadecimal; the more records two sets have in common, the more places
             are equal (``data.content``). Empty if there is none.
-        columns: the same for combinations of columns, or for how pictures look, as ``data.columns.marked``;
+        columns: the same for combinations of columns, or for pictures' looks, as of ``data.columns.marked``;
             None in older entries.
 
     Raises:
@@ -185,17 +185,17 @@ class DataNoted:
         return values if self.columns is None else values | {"columns": self.columns}
 
     def is_like(self, other: DataNoted) -> bool:
-        """Check whether two sets have about half of all their records, or more, in common."""
+        """Check whether two sets have about half or more of all their records in common."""
         ours, theirs = bytes.fromhex(self.sketch), bytes.fromhex(other.sketch)
-        return sum(a == b for a, b in zip(ours, theirs, strict=False)) >= ALIKE  # an empty one is like none
+        return sum(a == b for a, b in zip(ours, theirs, strict=False)) >= ALIKE  # an empty one matches none
 
     @property
     def secret_id(self) -> str:
-        """Name of the ledger's secret that marks columns and looks; empty without."""
+        """Name of the ledger's secret that keys columns and looks; empty without one."""
         return (self.columns or "")[:16]
 
     def has_columns_of(self, other: DataNoted) -> bool:
-        """Check whether columns have the same cells, or pictures the same look, in about half or more."""
+        """Check whether about half or more of the columns' cells, or of pictures' looks, are the same."""
         if self.secret_id != other.secret_id:
             return False
         ours, theirs = (
@@ -207,7 +207,7 @@ class DataNoted:
 
 @dataclass(frozen=True)
 class Remembered:
-    """Facts that the site must never forget, of whatever writes them; the ledger does not read them.
+    """Facts that the site must never forget, of any writer; the ledger does not interpret them.
 
     Attributes:
         facts: plain values, one mapping a fact.
@@ -239,10 +239,10 @@ class Remembered:
 
 @dataclass(frozen=True)
 class Begun:
-    """A person began this ledger, or what it remembers, again, because the old one is lost.
+    """A person restarted this ledger, or its journal, because the old one is lost.
 
     Attributes:
-        lost: what was missing, in words.
+        lost: the missing files, in words.
 
     Raises:
         PrivacyValueError: TF-700.
@@ -301,8 +301,8 @@ class Entry:
     Attributes:
         sequence: 1 for the first.
         time: the site's clock, UTC.
-        content: what it says.
-        retry: how many charges of this job and purpose came before it.
+        content: of the entry.
+        retry: number of earlier charges of this job and purpose.
         previous: hash of the entry before it, or the ledger's own.
         signer: SHA-256 of the certificate whose key signed it.
         hash: SHA-256 of all of the above.
@@ -319,7 +319,7 @@ class Entry:
 
     @property
     def charge(self) -> Charge | None:
-        """The charge, if it is one."""
+        """The charge, if the entry is one."""
         return self.content if isinstance(self.content, Charge) else None
 
 

@@ -1,22 +1,22 @@
 """A site's ledger: every release is charged here before its noise is drawn, or does not happen.
 
-One file per site, outside of any job, for all jobs on the site's records. What the site's secure sums
-must remember is in it, too, so that one chain and one head tell whether anything is lost. A charge is decided
-and written in one transaction: all events of the data set, of every job, are composed with the new one
-and held against the site's cap. What does not fit is refused and leaves no trace; what fits is on
-the disk, signed and chained, when ``charge`` returns. Nothing is ever taken back: a round that failed, a
-reply that was lost, a process that was killed after the charge stay charged.
+One file per site, outside of any job, for all jobs on the site's records. It also has the journal of the
+site's secure sums, so that one chain and one head show whether anything is lost. A charge is decided and
+written in one transaction: all events of the data set, of every job, are composed with the new one and
+compared with the site's cap. A charge that does not fit is refused and leaves no trace; one that fits is on
+the disk, signed and chained, when ``charge`` returns. Nothing is ever refunded: a round that failed, a reply
+that was lost, a process that was killed after the charge stay charged.
 
 **Repeats.** A charge's key is job, purpose and attempt. It is charged once:
 
 - New noise is a new attempt, which is charged and counts as a retry.
-- The same bytes sent again need no charge. The caller says so (``resend``) and gets the entry back;
-  this is refused unless exactly this charge was made. Who no longer has the bytes, after a crash say,
-  must take a new attempt.
+- The same bytes sent again need no charge. The caller declares that (``resend``) and gets the entry back; it
+  is refused unless exactly this charge was made. A caller without the bytes, after a crash for example, must
+  use a new attempt.
 
-**Neighbours.** The first charge of a data set fixes whom its noise protects, records or patients; a job
-of the other kind is refused. Neither guarantee implies the other at a comparable epsilon, and two
-budgets side by side would each leave out what the other one gave away.
+**Neighbours.** The first charge of a data set fixes whom its noise protects, records or patients; a job of
+the other kind is refused. Neither guarantee implies the other at a comparable epsilon, and two separate
+budgets would each ignore what the other one spent.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ FOLDER, FILE = "privacy", "ledger.sqlite"
 
 
 def ledger_path(state_dir: Path, site: str) -> Path:
-    """Return the path of a site's ledger: beside its other lasting state, outside of any job."""
+    """Return the path of a site's ledger: in its lasting state, outside of any job."""
     return state_dir / FOLDER / site / FILE
 
 
 def ledger_expected(path: Path) -> bool:
-    """Return whether there are traces of a ledger: a new one may be made only where there are none."""
+    """Return whether there are traces of a ledger: a new one may be created only where there are none."""
     return ledger_store.expected(path)
 
 
@@ -72,14 +72,14 @@ class Ledger:
     Args:
         path: of the file (see ``ledger_path``).
         signer: the site's key and certificate.
-        check: holds a signature against the certificate and that against what the site trusts.
-        create: make a new ledger. Only for a site that never had one (see ``ledger_expected``).
-        chain: what an earlier opening by this process has found right: it is read again before something is
-            charged, and neither when the ledger is opened nor when something is remembered.
+        check: verifies a signature with the certificate, and the certificate with the site's trust anchors.
+        create: create a new ledger. Only for a site that never had one (see ``ledger_expected``).
+        chain: entries verified by an earlier opening in this process: they are read again before a charge,
+            but neither when the ledger is opened nor when facts are remembered.
         clock: the time, with a time zone.
 
     Attributes:
-        seen: the ledger as it was found last, when it was opened at the earliest.
+        seen: the ledger as last verified, at the earliest when it was opened.
 
     Raises:
         LedgerError: TF-704, if the file is missing, damaged, of another version or not writable; with
@@ -107,7 +107,7 @@ class Ledger:
         try:
             published = self._store.published_head()  # first: it must not seem to run ahead
             self.seen = self._chain.verify(self._store.read(self._chain.last), published)
-            if published != self.seen.head:  # which a crash may have left behind
+            if published != self.seen.head:  # possibly outdated after a crash
                 self._store.publish_head()
         except BaseException:
             self._store.close()
@@ -129,17 +129,17 @@ class Ledger:
         """Charge a release, before its noise is drawn.
 
         Args:
-            charge: what is about to be released.
-            cap: what the site's policy allows.
-            resend: the very bytes of an earlier release are sent again: nothing is charged, and the
-                entry of that release is returned, if exactly this was charged.
+            charge: of the release.
+            cap: of the site's policy.
+            resend: the same bytes of an earlier release are sent again: nothing is charged, and the entry of
+                that release is returned, if exactly this was charged.
 
         Returns:
             The entry, which is on the disk.
 
         Raises:
-            BudgetError: TF-701, saying what was spent, what is left and what would fit.
-            RepeatError: TF-705, if it was charged before, is a retry too many, or is no resend.
+            BudgetError: TF-701, with the spent and remaining budget, and what would fit.
+            RepeatError: TF-705, if it was charged before, is one retry too many, or is not a resend.
             NeighboursError: TF-706.
             TamperError, LedgerError: TF-702, TF-704. Nothing may be released then.
         """
@@ -166,7 +166,7 @@ class Ledger:
 
         Args:
             charges: in their order.
-            check: of the caller's own, of the entries that nothing is added to until these charges are.
+            check: the caller's own check of the entries, to which nothing is added before these charges.
 
         Raises:
             BudgetError, RepeatError, NeighboursError, TamperError, LedgerError: as ``charge``.
@@ -178,7 +178,7 @@ class Ledger:
             over = overspent(verified.entries, charges, cap)
             written = () if over else self._append(verified, charges)
         if over:
-            raise over.error()  # after the lock is given back: to say what would fit takes seconds
+            raise over.error()  # after the lock is released: computing what would fit takes seconds
         self._store.publish_head()
         return written
 
@@ -191,16 +191,16 @@ class Ledger:
         *,
         also: Sequence[str] = (),
     ) -> Entry | None:
-        """Remember that these records go by this name; a new fingerprint never resets a budget.
+        """Record these records' hashes under their name; a new fingerprint never resets a budget.
 
         Args:
             dataset_id: the site's name of its records.
             fingerprint: a hash of them, hexadecimal digits.
             sketch, columns: see ``DataNoted``.
-            also: other hashes of them, which are compared and not remembered.
+            also: other hashes of them, which are compared and not stored.
 
         Returns:
-            The new entry; None if that is known.
+            The new entry; None if it already exists.
 
         Raises:
             DatasetError: TF-703, if the same records, or most of them, are known by another name.
@@ -217,7 +217,7 @@ class Ledger:
         return entry
 
     def secret(self) -> bytes:
-        """Return the secret that marks what the ledger knows of records: beside it, so that it tells nothing.
+        """Return the secret that keys sketches of records; beside the ledger, so that it discloses nothing.
 
         Raises:
             LedgerError: TF-704, if it cannot be read or written.
@@ -225,13 +225,13 @@ class Ledger:
         return self._store.secret()
 
     def remember(self, content: Remembered | Begun) -> None:
-        """Write down what must never be forgotten, and return when it is on the disk.
+        """Write facts that must never be forgotten, and return when they are on the disk.
 
         Args:
-            content: what to remember.
+            content: the facts.
 
         Raises:
-            TamperError, LedgerError: TF-702, TF-704. What rests on it must not happen then.
+            TamperError, LedgerError: TF-702, TF-704. The step that depends on them must not happen then.
         """
         with self._store.writing():
             self._append(self._verified(self._chain.last), [content])
@@ -258,7 +258,7 @@ class Ledger:
             prv: whether to compute PRV, which can take a second.
 
         Raises:
-            NeighboursError: TF-706, if the charges are about the other relation.
+            NeighboursError: TF-706, if the charges are in the other relation.
             PrivacyValueError: TF-700.
         """
         entries = self.entries()
@@ -266,7 +266,7 @@ class Ledger:
         return epsilons(events_of(entries, dataset_id, job_id=job_id, alone=alone), delta, prv=prv)
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return all entries, oldest first, checked.
+        """Verify and return all entries, oldest first.
 
         Raises:
             TamperError: TF-702.
@@ -275,10 +275,10 @@ class Ledger:
         return self.verify().entries
 
     def verify(self, *, known: Sequence[tuple[int, str]] = ()) -> Verified:
-        """Walk the chain: hashes, signatures, numbers, and the head; see ``ledger_chain`` for its limits.
+        """Verify the chain: hashes, signatures, numbers, and the head; see ``ledger_chain`` for its limits.
 
         Args:
-            known: (number of entries, hash of the last) of heads that were written down elsewhere.
+            known: (number of entries, hash of the last) of heads noted elsewhere.
 
         Raises:
             TamperError: TF-702, naming the first wrong entry.
@@ -289,7 +289,7 @@ class Ledger:
         return self.seen
 
     def _verified(self, known: tuple[int, str] = (0, "")) -> Verified:
-        """Verify it, by default whole, which takes as long as the ledger has entries."""
+        """Verify the ledger, by default completely, in time linear in its entries."""
         return self._chain.verify(self._store.read(known), self._store.published_head())
 
     def _append(self, verified: Verified, contents: Sequence[Content]) -> tuple[Entry, ...]:

@@ -1,12 +1,12 @@
-"""Stored form of entries: how they are chained and signed.
+"""Stored form of entries, with their chaining and signatures.
 
-An entry's hash is SHA-256 over a canonical text (JSON, sorted keys) of all that it says and of the hash
-before it; the first one's is the ledger's own. Signed are ``encode_fields(ENTRY, hash)``, and for the
-head ``encode_fields(HEAD, ledger, count, hash, time)``.
+An entry's hash is SHA-256 over a canonical text (JSON, sorted keys) of all its values and of the previous
+hash; the first one's previous hash is the ledger's own. Signed are ``encode_fields(ENTRY, hash)``, and for
+the head ``encode_fields(HEAD, ledger, count, hash, time)``.
 
 A site's key signs strings that begin with a fixed prefix and a tag, each tag for one purpose
-(``securesum.primitives.encode_fields``). The ledger has tags of its own, so that the same signer signs
-them, and no signature of the ledger is one of the protocol, nor the reverse.
+(``securesum.primitives.encode_fields``). The ledger has tags of its own, so that the same signer can sign
+both, and no signature of the ledger is valid in the protocol, nor the reverse.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ accepted, whose certificate (DER) was valid at that time; raises otherwise."""
 
 
 class Signer(Protocol):
-    """The site's provisioned identity, whatever holds the key."""
+    """The site's provisioned identity, for any holder of the key."""
 
     @property
     def certificate(self) -> bytes:
@@ -80,7 +80,7 @@ _UNREADABLE = (
 
 
 def read_row(row: Row, *, expected: int, previous: str) -> Entry:
-    """Read a stored row that continues the chain; its signature is the caller's to check.
+    """Read a stored row that continues the chain; the caller checks its signature.
 
     Raises:
         TamperError: TF-702, naming the entry.
@@ -117,7 +117,7 @@ def digest(data: bytes) -> str:
 
 
 def canonical(values: Mapping[str, object]) -> str:
-    """Return the one text of plain values."""
+    """Return the canonical text of plain values."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 

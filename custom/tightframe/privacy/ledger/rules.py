@@ -40,7 +40,7 @@ def events_of(
     Args:
         dataset_id: the site's name of its records.
         job_id: of one job only.
-        alone: as they are if no other silo adds noise.
+        alone: the events if no other silo adds noise.
     """
     return [
         charge.alone if alone and charge.alone is not None else charge.event
@@ -56,7 +56,7 @@ def check_name(
 
     Args:
         also: other hashes of them.
-        of: name of the site whose ledger it is, if it is another one's; then by whatever name.
+        of: name of the ledger's site, if it is another site's; then any name is refused.
 
     Raises:
         DatasetError: TF-703.
@@ -89,13 +89,13 @@ def check_name(
 
 
 def known_by_rows(entries: Iterable[Entry], noted: DataNoted) -> list[str]:
-    """Return other names of records of which an older entry has neither columns nor looks to compare."""
+    """Return other names of records whose older entry has neither columns nor looks to compare."""
     last = {item.content.dataset_id: item.content for item in entries if isinstance(item.content, DataNoted)}
     return [name for name, known in last.items() if known.columns is None and name != noted.dataset_id]
 
 
 def secret_ids(entries: Sequence[Entry]) -> set[str]:
-    """Return the names of the secrets that mark columns, since a person last began the ledger."""
+    """Return the names of the secrets that key columns, since a person last restarted the ledger."""
     ids = set[str]()
     for entry in entries:
         if isinstance(entry.content, Begun):
@@ -107,12 +107,12 @@ def secret_ids(entries: Sequence[Entry]) -> set[str]:
 
 @dataclass(frozen=True)
 class Overspent:
-    """A charge that passes the cap.
+    """A charge that exceeds the cap.
 
     Attributes:
-        charge: the first that does.
+        charge: the first one over the cap.
         spent: the events that the ledger has of these records.
-        beside: those of the same request that come before it; nothing of them is charged.
+        beside: earlier ones of the same request; none of them is charged.
         cap: the site's.
     """
 
@@ -122,7 +122,7 @@ class Overspent:
     cap: Cap
 
     def error(self) -> BudgetError:
-        """Return the refusal in words; finding out what would fit takes seconds."""
+        """Return the refusal in words; computing what would fit takes seconds."""
         cap, charge = self.cap, self.charge
         before = (*self.spent, *self.beside)
         requested = guaranteed([*before, charge.event], cap.delta)
@@ -148,7 +148,7 @@ class Overspent:
 
 
 def check_rules(entries: Sequence[Entry], charges: Sequence[Charge], cap: Cap) -> None:
-    """Return if every rule but the cap on epsilon holds.
+    """Check every rule except the cap on epsilon.
 
     Raises:
         RepeatError: TF-705.
@@ -168,7 +168,7 @@ def check_rules(entries: Sequence[Entry], charges: Sequence[Charge], cap: Cap) -
 
 
 def overspent(entries: Sequence[Entry], charges: Sequence[Charge], cap: Cap) -> Overspent | None:
-    """Return the first charge with which a data set's events pass the cap; None if all fit."""
+    """Return the first charge with which a data set's events exceed the cap; None if all fit."""
     for dataset_id in dict.fromkeys(charge.dataset_id for charge in charges):
         spent = tuple(events_of(entries, dataset_id))
         new = [charge for charge in charges if charge.dataset_id == dataset_id]
@@ -184,7 +184,7 @@ def overspent(entries: Sequence[Entry], charges: Sequence[Charge], cap: Cap) -> 
 
 
 def hold(entries: Sequence[Entry], charges: Sequence[Charge], cap: Cap) -> None:
-    """Return if all of these could be charged now, given all that a ledger has.
+    """Check that all of these could be charged now, given a ledger's entries.
 
     Raises:
         BudgetError, RepeatError, NeighboursError: as ``Ledger.charge``.
@@ -195,14 +195,14 @@ def hold(entries: Sequence[Entry], charges: Sequence[Charge], cap: Cap) -> None:
 
 
 def what_fits(event: Event, before: Sequence[Event], *, epsilon: float, delta: float) -> str:
-    """Say how much of this event a budget still holds, and with how much noise it would fit."""
+    """Describe how many of this event still fit into a budget, and the noise with which it would fit."""
     if guaranteed(before, delta) >= epsilon:
         return "Nothing fits any more."
     count = fitting(event, epsilon=epsilon, delta=delta, spent=before)
     try:
         noise = solve(lambda z: [with_noise(event, z)], epsilon=epsilon, delta=delta, spent=before)
         more = f"with a noise multiplier of at least {noise:.4f}"
-    except BudgetError:  # beside what was charged, the analysis leaves no room for any noise
+    except BudgetError:  # with the earlier charges, no noise is enough by this analysis
         more = None
     if isinstance(event, Gaussian):
         many = f"{count} such releases would fit"
@@ -217,7 +217,7 @@ def retries_of(earlier: Sequence[Charge], charge: Charge) -> int:
 
 
 def check_neighbours(charges: Iterable[Charge], dataset_id: str, neighbours: Neighbours) -> None:
-    """Return if all charges on a data set protect the same.
+    """Check that all charges on a data set use the same neighbouring relation.
 
     Raises:
         NeighboursError: TF-706.
@@ -241,7 +241,7 @@ def _charges(number: int) -> str:
 
 
 def _check_counts(earlier: Sequence[Charge], charge: Charge, cap: Cap) -> None:
-    """Check the caps of one job that are not about epsilon."""
+    """Check the caps of one job other than that on epsilon."""
     first: dict[str, Charge] = {}
     retries = 0
     for other in earlier:

@@ -1,8 +1,8 @@
-"""The ledger's file: one SQLite database, and a small file beside it that says how long it is.
+"""The ledger's file: one SQLite database, and a small file beside it with its length.
 
 WAL with ``synchronous=FULL``: a commit is on the disk when it returns, and a crash at any moment
-leaves either the whole entry or nothing of it. Writers take the lock *before* they read, so that two
-processes never decide on the same state. This needs a local disk: WAL does not work over a network.
+leaves either the complete entry or nothing. Writers take the lock *before* they read, so that two processes
+never decide on the same state. This needs a local disk: WAL does not work over a network.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ class Head:
 
     @property
     def message(self) -> bytes:
-        """The bytes that are signed."""
+        """The signed bytes."""
         return encode_fields(HEAD, self.ledger, self.count, self.hash, self.time)
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What the file holds, unchecked.
+    """Contents of the file, unverified.
 
     Attributes:
-        rows: all, or those after the number ``after``.
+        rows: all, or those after number ``after``.
     """
 
     rows: tuple[Row, ...]
@@ -101,7 +101,7 @@ def head_file(path: Path) -> Path:
 
 
 def secret_file(path: Path) -> Path:
-    """Return the path of the secret beside the ledger, which marks what it knows of columns and looks."""
+    """Return the path of the secret beside the ledger, which keys its sketches of columns and looks."""
     return path.with_name(path.name + ".secret")
 
 
@@ -127,7 +127,7 @@ def expected(path: Path) -> bool:
 
 
 def create_file(path: Path, signer: Signer, time: datetime) -> None:
-    """Make an empty ledger, whole or not at all.
+    """Create an empty ledger, atomically.
 
     Raises:
         LedgerError: TF-704, if there are traces of one already, or it cannot be written.
@@ -147,7 +147,7 @@ def create_file(path: Path, signer: Signer, time: datetime) -> None:
             descriptor = os.open(new, os.O_RDONLY)
             os.fsync(descriptor)
             os.close(descriptor)
-            os.link(new, path)  # fails where another process was faster
+            os.link(new, path)  # fails if another process was faster
             sync_folder(path.parent)
         finally:
             for leftover in (new, Path(f"{new}-wal"), Path(f"{new}-shm")):
@@ -176,7 +176,7 @@ class Store:
 
     Args:
         path: of the file, which must exist.
-        read_only: change nothing, not even beside the file where that can be helped.
+        read_only: change nothing, and no file beside it where that can be avoided.
 
     Raises:
         LedgerError: TF-704.
@@ -230,10 +230,10 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold one transaction that no other writer shares; undone if anything is raised.
+        """Hold one exclusive write transaction; rolled back on any exception.
 
         Raises:
-            LedgerError: TF-704, if it cannot be begun or kept.
+            LedgerError: TF-704, if it cannot be begun or committed.
         """
         with _named(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
@@ -246,14 +246,14 @@ class Store:
                 raise
 
     def read(self, known: tuple[int, str] = (0, "")) -> Contents:
-        """Read what is in the file, at one moment.
+        """Read a consistent snapshot of the file.
 
         Args:
-            known: (number, hash) of an entry; if it is there, those up to it are left out.
+            known: (number, hash) of an entry; if it exists, entries up to it are left out.
 
         Raises:
             LedgerError: TF-704, if it cannot be read.
-            TamperError: TF-702, if it is no ledger's in form.
+            TamperError: TF-702, if it does not have a ledger's form.
         """
         run = self._connection.execute
         with _named(self.path):
@@ -292,14 +292,14 @@ class Store:
         )
 
     def publish_head(self) -> None:
-        """Write the head file, under the lock, so that it never goes back; not where it says so already."""
+        """Write the head file, under the lock, so that it never goes back; skipped if it is current."""
         with self.writing():
             text = (indented(vars(self.read_head()), step=1) + "\n").encode()
             if not (self._head.is_file() and self._head.read_bytes() == text):
                 write_atomically(self._head, text, mode=0o600, locked=True)
 
     def secret(self) -> bytes:
-        """Return the ledger's secret, drawn the first time.
+        """Return the ledger's secret, drawn on first use.
 
         Raises:
             LedgerError: TF-704, if it cannot be read or written.
@@ -312,7 +312,7 @@ class Store:
         return known
 
     def read_head(self) -> Head:
-        """Read the head record alone, as it is in the file.
+        """Read only the head record of the file.
 
         Raises:
             LedgerError: TF-704.
@@ -372,7 +372,7 @@ def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
         opened = _opened(f"{where}?mode=ro")
         opened.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.OperationalError:
-        # A copy on a medium that cannot be written: SQLite cannot lay its shared memory beside it.
+        # A copy on a read-only medium: SQLite cannot create its shared memory beside it.
         if wal.exists() and wal.stat().st_size:
             raise
         return _opened(f"{where}?immutable=1")
@@ -390,7 +390,7 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except sqlite3.OperationalError as error:
         _refuse(path, error, "See that the disk has room, the folder is the site's own and on a local disk")
-    except (sqlite3.Error, OSError, UnicodeError) as error:  # text that is none comes out as the last one
+    except (sqlite3.Error, OSError, UnicodeError) as error:  # invalid text raises the last one
         _refuse(path, error, "If it is damaged, restore it from a backup and keep the damaged one")
 
 

@@ -29,9 +29,9 @@ class JobSpending:
 
     Attributes:
         job_id: the run's id.
-        name: what people call it.
+        name: for people.
         charges: its charges, oldest first.
-        retries: how many of them repeated a purpose.
+        retries: number of charges that repeated a purpose.
         epsilon: of this job alone.
     """
 
@@ -50,11 +50,11 @@ class Spending:
         dataset_id: the site's name of its records.
         neighbours: whom the noise protects; None if nothing was charged.
         delta: at which all epsilons are meant.
-        entries: its charges, with the epsilon of all up to each.
+        entries: its charges, with the epsilon up to and including each.
         jobs: by job, in order of their first charge.
-        spent: by all together.
+        spent: by all jobs together.
         alone: guaranteed epsilon if no other silo adds noise.
-        fingerprints: of the records that went by this name.
+        fingerprints: of the records of this name.
     """
 
     dataset_id: str
@@ -116,15 +116,15 @@ def _spending(entries: Sequence[Entry], dataset_id: str, delta: float) -> Spendi
         tuple(jobs),
         epsilons([charge.event for charge, _ in charges], delta),
         guaranteed([charge.alone or charge.event for charge, _ in charges], delta),
-        tuple(dict.fromkeys(fingerprints)),  # an older entry may be noted again with a sketch
+        tuple(dict.fromkeys(fingerprints)),  # an older entry may be repeated with a sketch
     )
 
 
 def exact_jobs(entries: Sequence[Entry]) -> list[str]:
     """Return the ids of jobs whose sums were opened here and not charged: their totals are exact.
 
-    A job that resumes another is charged as the first of its chain, its lineage. Facts of one step are of one
-    job, and those of a sum with a term say the lineage.
+    A resumed job is charged to the first of its chain, its lineage. Facts of one step are of one job, and
+    those of a sum with a term name the lineage.
     """
     charged = {entry.content.job_id for entry in entries if isinstance(entry.content, Charge)}
     lineages: dict[str, str] = {}
@@ -141,7 +141,7 @@ def exact_jobs(entries: Sequence[Entry]) -> list[str]:
 
 
 def exact_text(jobs: Sequence[str]) -> str:
-    """List the jobs that released exact totals, which no epsilon counts."""
+    """List the jobs that released exact totals, which no epsilon covers."""
     return (
         f"{plural(len(jobs), 'job')} without differential privacy released exact totals, which no epsilon "
         "counts; evaluations (TF-627) and rounds (TF-625) have limits of their own (tightframe site release "
@@ -157,7 +157,7 @@ def event_text(event: Event) -> str:
 
 
 def spent_text(spent: Epsilons) -> str:
-    """Describe epsilon by each analysis, the one that counts first."""
+    """Describe epsilon by each analysis, the deciding one first."""
     others = [("exact", spent.exact), ("PLD", spent.pld), ("RDP", spent.rdp), ("PRV", spent.prv)]
     listed = ", ".join(f"{name} {rounded_up(value)}" for name, value in others if value is not None)
     return f"{rounded_up(spent.guaranteed)} ({listed})"
@@ -174,10 +174,10 @@ def left_text(spending: Spending, epsilon: float) -> str:
 def fits(
     spending: Spending, epsilon: float, *, release: Gaussian | None, training: SubsampledGaussian | None
 ) -> list[str]:
-    """Return what remains of a cap, for each kind of release by itself.
+    """Describe what still fits into a cap, for each kind of release by itself.
 
     Args:
-        spending: what was spent.
+        spending: so far.
         epsilon: the cap, at the spending's delta.
         release: one release of class sums or counts; None to leave them out.
         training: one step; None to leave training out.
@@ -198,7 +198,7 @@ def fits(
 
 
 def explain(spending: Spending, epsilon: float | None, exact: Sequence[str] = ()) -> Iterator[str]:
-    """Explain the spending in paragraphs for somebody who answers for the data and is no statistician.
+    """Explain the spending in paragraphs for somebody responsible for the data who is not a statistician.
 
     Args:
         epsilon: the site's cap; None if it is not known here.

@@ -1,1 +1,1 @@
-"""Noisy sums and counts over records of a class: how much noise, how it is drawn, how it is read."""
+"""Noisy sums and counts over records: the amount of noise, its drawing, and the reading of totals."""

@@ -1,19 +1,19 @@
 """Per-class sums of features under differential privacy: clip, grid, sum, noise, and reading them.
 
-The order at a silo is fixed: clip every record's feature vector to norm B, put it on the integer grid,
-add in int64, then add the silo's share of the noise. Whatever a record holds, its part of the sums
-is within the sensitivity of ``class_sums_plan``; nothing here depends on a record in any other way, and
-nothing refuses because of one, since a refusal would tell of it as well. Every class is offered: the
-floor under the *noisy* counts takes the place of all thresholds on true ones.
+The order at a silo is fixed: clip every record's feature vector to norm B, truncate it to the integer grid,
+add in int64, then add the silo's share of the noise. For any record, its part of the sums is within the
+sensitivity of ``class_sums_plan``; nothing here depends on a record in any other way, and nothing refuses
+because of one, since a refusal would disclose it as well. Every class is offered: the floor on the *noisy*
+counts replaces all thresholds on true ones.
 
-A class *mean* is never what noise is added to: one record of a small class moves all of it, so that its
-sensitivity has no useful bound. Means are read from noisy sums: the server's half, ``ReleaseAverage``, reads
-totals and public numbers only, which costs no privacy.
+Noise is never added to a class *mean*: one record of a small class moves all of it, so that its sensitivity
+has no useful bound. Means are read from noisy sums: the server's half, ``ReleaseAverage``, reads totals and
+public numbers only, which costs no privacy.
 
-Numbers of records alone are released once: the prior of FedETF's loss, and pooled counts. A loss that uses a
-silo's true class counts is no sum over records: one record changes the prior of all others. With counts that
-were released with noise, and charged, once, it is. One record changes one count by 1, and what a patient adds
-is clipped to an L2 norm of 1, so the sensitivity is 1.
+Numbers of records by themselves are released once: the prior of FedETF's loss, and pooled counts. A loss that
+uses a silo's true class counts is not a sum over records: one record changes the prior of all others. With
+counts that were released once with noise, and charged, it is. One record changes one count by 1, and a
+patient's contribution is clipped to an L2 norm of 1, so the sensitivity is 1.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from tightframe.privacy.releases.class_sums_plan import ClassSumsConfig
 from tightframe.privacy.releases.noise import MAX_SILOS, variance_of_share
 
 _MARGIN = 1 - 2.0**-32
-"""A float64 norm of up to a million numbers is right to ``2**-33`` in whatever order they are added, so what
-is below this share of a bound is below the bound."""
+"""A float64 norm of up to a million numbers is accurate to ``2**-33`` in any order of addition, so a norm
+below this share of a bound is below the bound."""
 _COUNT_DEVIATIONS = 3.0
-"""Below so many standard deviations of its noise, a count does not tell a class from none."""
+"""Standard deviations of its noise below which a count does not distinguish a class from an empty one."""
 
 
 class SensitivityError(TightframeError):
@@ -47,8 +47,8 @@ def clip_features(features: torch.Tensor, bound: float) -> torch.Tensor:
     """Scale each record's feature vector down to an L2 norm of at most ``bound``.
 
     Args:
-        features: (B, d), any floating type; a record with a value that is not finite becomes zero, because
-            to refuse it would tell that it is there.
+        features: (B, d), any floating type; a record with a value that is not finite becomes zero, because a
+            refusal would disclose it.
         bound: B.
 
     Returns:
@@ -107,19 +107,19 @@ def class_sums(
     """Return the released vector before its noise: ``(S_c, lambda_int N_c)`` of every class c.
 
     With ``neighbours="record"`` the sums of parts of the records may be added. With ``"patient"``, all
-    records of a patient must be in one call, since the whole of what a patient adds is clipped.
+    records of a patient must be in one call, since a patient's contribution is clipped as a whole.
 
     Args:
-        features: (B, d); each *different* record once, since a record that is there twice counts twice.
+        features: (B, d); each *distinct* record once, since a repeated record counts twice.
         labels: (B,) int64 in [0, C).
-        patients: (B,) int64, whose record it is; for ``neighbours="patient"``, and only then.
+        patients: (B,) int64, patient of each record; only for ``neighbours="patient"``.
 
     Returns:
         (C, d + 1) int64, on the CPU.
 
     Raises:
-        PrivacyValueError: TF-700, if patients are missing or not asked for, or the grid is too fine.
-        SensitivityError: TF-721; nothing can lead to it but an error of this program.
+        PrivacyValueError: TF-700, if patients are missing or not expected, or the grid is too fine.
+        SensitivityError: TF-721, only by an error of this program.
     """
     _check_patients(config, patients)
     clipped = clip_features(features, config.feature_limit / config.grid)
@@ -160,13 +160,13 @@ def summed(
         terms: (B, w) int64, each of squared norm ``squared_limit`` at most.
         labels: (B,) int64 in [0, C).
         squared_limit: ``D**2``.
-        patients: (B,), for the patient level: then all terms of a patient are together within D.
+        patients: (B,), for the patient level: then all terms of a patient together are within D.
 
     Returns:
         (C, w) int64, on the CPU.
 
     Raises:
-        PrivacyValueError: TF-700, for labels that are not such.
+        PrivacyValueError: TF-700, for invalid labels.
         SensitivityError: TF-721.
     """
     check_labels(labels, len(terms), num_classes)
@@ -183,7 +183,7 @@ def check_labels(labels: torch.Tensor, records: int, num_classes: int) -> None:
     Raises:
         PrivacyValueError: TF-700.
     """
-    # Beside being wrong, a label out of range would count for the next patient.
+    # A label out of range would also count for the next patient.
     if labels.shape != (records,) or bool(((labels < 0) | (labels >= num_classes)).any()):
         raise PrivacyValueError(
             f"Expected a label from 0 to {num_classes - 1} for each record, but got others. "
@@ -222,7 +222,7 @@ def _clip_patients(
     owner, classes = pairs // num_classes, pairs % num_classes
     rows = torch.zeros(len(pairs), terms.shape[1], dtype=torch.int64, device=terms.device)
     rows.index_add_(0, pair, terms)
-    # Whoever is within D already, in integers, is left as it is.
+    # A patient already within D, in integers, is not changed.
     over = _squared_norms(rows, owner, len(people), squared_limit) > squared_limit
     squares = torch.zeros(len(people), dtype=torch.float64, device=rows.device)
     squares.index_add_(0, owner, (rows.to(torch.float64) ** 2).sum(1))
@@ -238,8 +238,8 @@ def _clip_patients(
 
 
 def _squared_norms(rows: torch.Tensor, owner: torch.Tensor, people: int, squared_limit: int) -> torch.Tensor:
-    """Return each patient's squared norm in integers: exact up to the limit, above it where it is above."""
-    # One integer beyond D is over the limit by itself, and its square is kept from wrapping around.
+    """Return each patient's squared norm in integers: exact up to the limit, else any value above it."""
+    # One integer beyond D exceeds the limit by itself, and its square is kept from wrapping around.
     beyond = math.isqrt(squared_limit) + 1
     squares = rows.clamp(-beyond, beyond) ** 2
     norms = torch.zeros(people, dtype=torch.int64, device=rows.device)
@@ -247,8 +247,8 @@ def _squared_norms(rows: torch.Tensor, owner: torch.Tensor, people: int, squared
 
 
 COUNT_GRID = 2**20
-"""Units in one record: counts are noised on a grid this fine, since noise in whole records would need
-rounding that is coarse beside it."""
+"""Units in one record: counts get noise on a grid this fine, since noise in whole records would need coarse
+rounding."""
 
 
 def class_counts(
@@ -257,9 +257,9 @@ def class_counts(
     """Count records of each class, without noise, in units of ``1 / COUNT_GRID``.
 
     Args:
-        labels: (B,) int64 in [0, C); each *different* record once.
-        patients: (B,) int64, whose record it is, to hide patients. All records of a patient then count
-            1 together, as an L2 norm over the classes; without it, each record counts 1.
+        labels: (B,) int64 in [0, C); each *distinct* record once.
+        patients: (B,) int64, of each record, to hide patients. All records of a patient then count 1
+            together, as an L2 norm over the classes; without it, each record counts 1.
 
     Returns:
         (C,) int64; sensitivity ``COUNT_GRID``.
@@ -289,7 +289,7 @@ def count_noise(num_classes: int, noise_multiplier: float, honest: int) -> torch
 
 
 def read_counts(total: torch.Tensor) -> torch.Tensor:
-    """Return numbers of records, float64 (C,), from noisy units; 1 at least: a prior takes logarithms."""
+    """Return numbers of records, float64 (C,), from noisy units; at least 1: a prior takes logarithms."""
     return (total.to(torch.float64) / COUNT_GRID).clamp_min(1.0)
 
 
@@ -298,8 +298,8 @@ def noisy_counts(
 ) -> torch.Tensor:
     """Draw a silo's own class prior: its counts with all of the noise, float64 (C,), 1 at least.
 
-    It never leaves the silo by itself, but what is trained with it does: charge
-    ``Gaussian(noise_multiplier)`` once, before this is called, and use the result in all rounds.
+    It never leaves the silo by itself, but models trained with it do: charge ``Gaussian(noise_multiplier)``
+    once, before this is called, and use the result in all rounds.
 
     Args:
         labels: (B,) int64 in [0, C); each *different* record once.
@@ -327,10 +327,10 @@ class ClassReading:
 
 @dataclass(frozen=True)
 class ReleaseAverage:
-    """The average of a job's releases so far: R of them have the noise of one that spent it all.
+    """The average of a job's releases so far: R of them have the noise of one with the whole budget.
 
-    Older releases are of an older model, so each may count less than the next one: by ``decay``. All
-    of its state is tensors, which a server's state carries from round to round.
+    Older releases are of older models, so each may count less than the next one: by ``decay``. All of its
+    state is tensors, which a server's state keeps from round to round.
 
     Attributes:
         total: (C, d + 1) float64, weighted sum of the releases, in units of the grid.
@@ -365,7 +365,7 @@ class ReleaseAverage:
         Args:
             total: (C, d + 1) int64.
             honest: s - c, as it was for ``noise_for``.
-            decay: what earlier releases count for beside this one; 1 is the plain average, 0 this one alone.
+            decay: weight of earlier releases relative to this one; 1 is the plain average, 0 this one alone.
 
         Raises:
             PrivacyValueError: TF-700, for another shape or a decay outside of [0, 1].
@@ -387,8 +387,8 @@ class ReleaseAverage:
         """Return class means and counts of the average: post-processing, which costs no privacy.
 
         A class is usable if its noisy count is at least ``count_floor`` and at least three standard
-        deviations of the count's noise, so that of 700 classes that nobody has, one gets a mean of nothing
-        but noise. Means longer than B are shortened to B, which can only bring them closer to the true ones.
+        deviations of the count's noise, so that of 700 empty classes one gets a mean of noise alone. Means
+        longer than B are shortened to B, which can only bring them closer to the true ones.
 
         Raises:
             PrivacyValueError: TF-700, if there is no release yet.

@@ -31,7 +31,7 @@ from tightframe.privacy.releases.noise import (
 )
 
 RING_BITS, RING_FRACTION_BITS = 64, 24
-"""The ring in which the sums travel, and its own fraction bits (a grid must not be finer)."""
+"""The ring of the sums, and its fraction bits (a grid must not be finer)."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class ClassSumsConfig(NoisyRelease):
         noise_multiplier: z, noise standard deviation of one release over its L2 sensitivity.
         feature_clip: B, the L2 norm to which each record's feature vector is clipped.
         fractional_bits: f; the integer grid has steps of ``2**-f``.
-        count_weight: lambda, the weight of the counts beside the sums: more of it gives better counts
+        count_weight: lambda, the weight of the counts relative to the sums: a larger one gives better counts
             and worse sums, at the same charge.
-        releases: at most so many a job.
+        releases: most releases of a job.
         count_floor: a class whose noisy count is below it keeps its old value.
-        neighbours: what is hidden: one record, or all records of one patient.
+        neighbours: the hidden unit: one record, or all records of one patient.
 
     Raises:
         PrivacyValueError: TF-700, if a value makes no sense.
@@ -103,7 +103,7 @@ class ClassSumsConfig(NoisyRelease):
         """``D**2 = B_int**2 + lambda_int**2``: the largest squared L2 change by one record or one patient.
 
         Adding or removing a record changes one class: its sum by a vector of norm B_int at most, its
-        count by lambda_int. What a patient adds, over all classes, is clipped to the same D.
+        count by lambda_int. A patient's contribution, over all classes, is clipped to the same D.
         """
         return self.feature_limit**2 + self.count_units**2
 
@@ -146,7 +146,7 @@ def wrap_bound(config: ClassSumsConfig, num_records: int, num_silos: int, honest
     largest = silos * (largest_term(config, num_records) + noise_tail(config, honest))
     # A field of the 64-bit ring counts in units of 2**-24, whatever the grid.
     ring_limit = 2 ** (RING_BITS - 1 - RING_FRACTION_BITS + config.fractional_bits)
-    # Beside the term itself, encoding may add one unit of the ring: as in `securesum.encoding`.
+    # In addition to the term, encoding may add one unit of the ring: as in `securesum.encoding`.
     limit = min(ring_limit - silos, EXACT_FLOAT)
     if largest >= limit:
         raise ContributionError(
@@ -162,18 +162,18 @@ def release_rounds(rounds: int, releases: int, *, predicts: bool = False) -> tup
     """Return the rounds, from 1 on, in which class sums are released: at most ``releases`` of them.
 
     The rounds are cut into equal stretches, and each stretch releases in its middle: so no release is
-    of a model that has hardly been trained, none is further than half a stretch from the rounds
-    that it stands for, and the last ones still reach some rounds of training. The last round releases
-    nothing, because no training would use it; a method that *predicts* with what is released needs
-    exactly that one, so it releases at each stretch's end instead.
+    of a model that has hardly been trained, none is further than half a stretch from the rounds that it
+    represents, and the last ones still serve some rounds of training. The last round releases nothing,
+    because no training would use it; a method that *predicts* with releases needs exactly that one, so it
+    releases at each stretch's end instead.
 
-    Fewer releases than asked for are made if there are fewer rounds: solve the noise for the number
-    that comes out, not for the number asked for.
+    With fewer rounds there are fewer releases than requested: solve the noise for the resulting number, not
+    for the requested one.
 
     Args:
         rounds: training rounds of the job.
-        releases: how many at most.
-        predicts: whether the method predicts with what is released, not only trains with it.
+        releases: the largest number of them.
+        predicts: whether the method predicts with releases, not only trains with them.
 
     Raises:
         PrivacyValueError: TF-700, if either number is below 1.

@@ -2,29 +2,28 @@
 
 A record is in one fold. There it adds 1 to one cell of the confusion matrix (its true class, the predicted
 one), and 1 to one bin of the score histogram of *each* of the C classes. So without weights it would change
-the vector of all counts by ``sqrt(1 + C)``, and most of the noise in the confusion matrix would be there for
-the histograms. Histograms are therefore weighted by about ``1 / sqrt(C)``, which is divided out again after
-the noise: in integer units of the grid ``u_c = 2**20`` for a cell and ``u_s = floor(u_c / sqrt(C))`` for a
-bin,
+the vector of all counts by ``sqrt(1 + C)``, and most of the noise in the confusion matrix would be due to the
+histograms. Histograms are therefore weighted by about ``1 / sqrt(C)``, which is divided out again after the
+noise: in integer units of the grid ``u_c = 2**20`` for a cell and ``u_s = floor(u_c / sqrt(C))`` for a bin,
 
     D**2 = u_c**2 + C u_s**2   <=   2 u_c**2,
 
-exactly, whatever the record, the model and the number of bins. A cell then carries noise of ``z sqrt(2)``
-records at most, a bin of ``z sqrt(2 C)``.
+exactly, for any record, model and number of bins. A cell then carries noise of at most ``z sqrt(2)`` records,
+a bin of ``z sqrt(2 C)``.
 
-A record with K findings is in a cell of each finding's own 2 x 2 table, in a bin of each histogram, and among
-the records, which are counted apart because findings may be unknown. Without weights, with K cells, K bins
-and one, all of ``u_c``,
+A record with K findings is in a cell of each finding's own 2 x 2 table, in a bin of each histogram, and in
+the number of records, which is counted separately because findings may be unknown. Without weights, with K
+cells, K bins and one, all of ``u_c``,
 
     D**2 <= (2 K + 1) u_c**2,
 
 exactly, if all are known.
 
-There is no loss among the totals. The loss of one record has no bound, and one that is clipped to a bound
-would be another number, which takes its part of the noise that all others could do without.
+The totals contain no loss. The loss of one record has no bound, and a clipped loss would be another number,
+which needs a share of the noise budget that all others could do without.
 
-Noise is shared among silos as that of class sums is, and drawn in integers; see ``releases.noise`` for why
-the continuous Gaussian's epsilons hold. Nothing here needs torch.
+Noise is shared among silos as for class sums, and drawn in integers; see ``releases.noise`` for why the
+continuous Gaussian's epsilons hold. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class EvaluationConfig(NoisyRelease):
         findings: whether a record may have several of them, or none.
 
     Raises:
-        PrivacyValueError: TF-700, if a value makes no sense.
+        PrivacyValueError: TF-700, if a value is invalid.
 
     >>> config = EvaluationConfig(noise_multiplier=2.0, num_classes=8)
     >>> config.confusion_units, config.score_units
@@ -85,9 +84,9 @@ class EvaluationConfig(NoisyRelease):
 
     @property
     def squared_sensitivity(self) -> int:
-        """``D**2 = u_c**2 + C u_s**2``: exactly what adding or removing one record changes, in squared L2.
+        """``D**2 = u_c**2 + C u_s**2``: exactly the squared L2 change by adding or removing one record.
 
-        Of findings ``(K + 1) u_c**2 + K u_s**2``, which is the most.
+        With findings ``(K + 1) u_c**2 + K u_s**2``, which is the maximum.
         """
         cells = self.num_classes + 1 if self.findings else 1
         return cells * self.confusion_units**2 + self.num_classes * self.score_units**2
@@ -111,7 +110,7 @@ class EvaluationPlan:
 
     Attributes:
         config: of each of them.
-        after: training rounds whose models are evaluated, the last round's at the closing among them.
+        after: training rounds whose models are evaluated, including the last round's at the closing.
         spare: number of evaluations that may be repeated.
         bound: on the absolute value of each number in a silo's term.
     """
@@ -133,9 +132,9 @@ class EvaluationPlan:
     def schema(self, folds: Sequence[Fold], score_bins: int) -> Schema:
         """Return the fields: confusion (C, C) and scores (C, 2, bins) of each fold. There is no loss.
 
-        Of findings confusion (K, 2, 2), and records ().
+        With findings confusion (K, 2, 2), and records ().
 
-        None is static, and no class rule applies: the noise protects them, whatever the cohort.
+        None is static, and no class rule applies: the noise protects them for any cohort.
         """
         classes = self.config.num_classes
         shapes: dict[str, tuple[int, ...]] = {"confusion": (classes, classes)}
@@ -151,7 +150,7 @@ class EvaluationPlan:
         )
 
     def describe(self) -> str:
-        """Describe the evaluations in a part of a line."""
+        """Describe the evaluations, as part of a line."""
         rounds = [f"after round {number}" for number in self.after[:-1]]
         if len(rounds) >= 6:
             return f"noisy totals of the evaluation of {len(self.after)} models"
@@ -159,7 +158,7 @@ class EvaluationPlan:
 
 
 def in_units(counts: NDArray[Any], units: int) -> NDArray[np.int64]:
-    """Convert whole counts of records to integers of the grid: int64, of any shape."""
+    """Convert counts of records to integers of the grid: int64, of any shape."""
     whole_counts: NDArray[np.int64] = np.rint(counts).astype(np.int64)
     return whole_counts * units
 

@@ -1,10 +1,10 @@
-"""Sums of frozen features under differential privacy: clip, cut to the grid, multiply and add, in integers.
+"""Sums of frozen features under differential privacy: clip, truncate, multiply and add, in integers.
 
-Each record's features are shortened to the unit ball and cut towards zero to multiples of ``2**-12``, so that
-no vector gets longer. From there on everything is integers: products of two such numbers are multiples of
-``2**-24``, the grid of ``frozen_sums_plan``, where it is proved how far one record, or one patient, can
-move the sums. Nothing here refuses because of a record, since a refusal would tell of it: features that are
-not finite count as zero. There are no class rules: every class is in, however small.
+Each record's features are scaled into the unit ball and truncated towards zero to multiples of ``2**-12``, so
+that no vector gets longer. From there on all numbers are integers: products of two such numbers are multiples
+of ``2**-24``, the grid of ``frozen_sums_plan``, which proves how far one record, or one patient, can move the
+sums. Nothing here refuses because of a record, since a refusal would disclose it: features that are not
+finite count as zero. There are no class rules: every class is included, however small.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class FrozenTotals:
         Args:
             rows: of ``whole_features``, (B, d).
             labels: (B,) int64 in [0, C).
-            patients: (B,) int64, whose record it is, to hide patients: all records of a patient must be in
-                one call.
+            patients: (B,) int64, of each record, to hide patients: all records of a patient must be in one
+                call.
 
         Raises:
-            PrivacyValueError: TF-700, for a label that is not one.
+            PrivacyValueError: TF-700, for an invalid label.
         """
         check_labels(labels, len(rows), self._classes)
         if patients is None:

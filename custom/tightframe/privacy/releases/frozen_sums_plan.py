@@ -1,16 +1,16 @@
 """Plan of the one release of sums of frozen features: weights, grid, noise and charge.
 
-A record has a feature vector phi and a class y. What is released is, over all records,
+A record has a feature vector phi and a class y. The release is, over all records,
 
     G = sum phi phi^T  (d, d; its diagonal and the rest of its upper triangle)
     B = sum phi y^T    (C, d)
     n = sum y          (C,)
 
-in integers, with discrete Gaussian noise on each. Features are cut to multiples of ``2**-12`` within the unit
-ball, so that all products are multiples of ``2**-24``, the step of the grid, exactly.
+in integers, with discrete Gaussian noise on each. Features are truncated to multiples of ``2**-12`` within
+the unit ball, so that all products are multiples of ``2**-24``, the step of the grid, exactly.
 
-**Sensitivity.** With public weights a, b = 1 and c, which say where precision goes, let
-``D**2 = a**2 + b**2 + c**2`` (a = 0 where G is not summed), and let an entry's noise have the deviation
+**Sensitivity.** With public weights a, b = 1 and c, which distribute precision, let ``D**2 = a**2 + b**2 +
+c**2`` (a = 0 where G is not summed), and let an entry's noise have the deviation
 
     z D / a on G's diagonal,   z D / (a sqrt 2) off it,   z D / b on B,   z D / c on n.
 
@@ -20,13 +20,12 @@ public; then all noise has deviation 1, and a record moves the vector by the squ
     (a**2 (sum_i phi_i**4 + 2 sum_(i<j) phi_i**2 phi_j**2) + b**2 |phi|**2 + c**2) / (z D)**2
         = (a**2 |phi|**4 + b**2 |phi|**2 + c**2) / (z D)**2  <=  1 / z**2.
 
-Adding or removing **one patient** moves it no more. A patient's m records at a silo enter with weight
-1 / m: in units of the noise their term is the mean of m vectors of norm at most 1 / z, in whatever classes
-they are. In integers the sum over the m records is divided by m and rounded towards zero, which lengthens no
-coordinate.
+Adding or removing **one patient** moves it by no more. A patient's m records at a silo enter with weight 1 /
+m: in units of the noise their term is the mean of m vectors of norm at most 1 / z, for any classes. In
+integers the sum over the m records is divided by m and rounded towards zero, which lengthens no coordinate.
 
-Why a discrete Gaussian costs what the continuous one does stands in ``releases.noise``; there each coordinate
-is rounded by itself, so that variances may differ between coordinates. Nothing here needs torch.
+``releases.noise`` explains why a discrete Gaussian costs as much as the continuous one; there each coordinate
+is rounded by itself, so variances may differ between coordinates. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from tightframe.privacy.events import (
 from tightframe.privacy.releases.noise import EXACT_FLOAT, MAX_SILOS, NoisyRelease
 
 FEATURE_BITS = 12
-"""Fraction bits of a feature. Products have twice as many, as has the ring of a sum."""
+"""Fraction bits of a feature. Products, and the ring of a sum, have twice as many."""
 GRID = 1 << (2 * FEATURE_BITS)
 """Units in 1, of all parts."""
 MOST_RECORDS = 2**20
@@ -63,7 +62,7 @@ PARTS: tuple[PartName, ...] = get_args(PartName)
 
 @dataclass(frozen=True)
 class Part(NoisyRelease):
-    """One part of the release, all of whose numbers have noise of one variance.
+    """One part of the release, whose numbers all have noise of the same variance.
 
     Attributes:
         noise_multiplier: z, of the whole release.
@@ -80,7 +79,7 @@ class Part(NoisyRelease):
 
     @property
     def squared_sensitivity(self) -> int:
-        """The squared change by one record that this part could have if the others had none."""
+        """The largest squared change of this part by one record if the others do not change."""
         return self.squared_scale
 
 
@@ -90,10 +89,10 @@ class FrozenSumsConfig:
 
     Attributes:
         noise_multiplier: z.
-        products: whether G is in it.
+        products: whether G is released.
         product_weight: a.
         count_weight: c.
-        neighbours: what is hidden: one record, or all records of one patient.
+        neighbours: the hidden unit: one record, or all records of one patient.
 
     Raises:
         PrivacyValueError: TF-700, if a value makes no sense.
@@ -123,7 +122,7 @@ class FrozenSumsConfig:
         """Return one part of the release.
 
         Args:
-            name: of it, see ``PARTS``; what stands before a slash, as in a field's name, is left out.
+            name: of the part, see ``PARTS``; a prefix up to a slash, as in a field's name, is ignored.
 
         Raises:
             PrivacyValueError: TF-700, if this release has no such part.
@@ -136,7 +135,7 @@ class FrozenSumsConfig:
             )
         weights = self._squared_weights
         scale = sum(weights.values()) / weights["diagonal" if short == "products" else short]
-        # Off the diagonal an entry stands for two: its variance is half, and what it adds counts twice.
+        # Off the diagonal an entry stands for two: its variance is half, and its contribution counts twice.
         units = scale * GRID**2 / (2 if short == "products" else 1)
         return Part(self.noise_multiplier, math.ceil(units))
 
@@ -146,11 +145,11 @@ class FrozenSumsConfig:
         return PARTS if self.products else ("sums", "counts")
 
     def events(self, releases: int) -> tuple[Gaussian, ...]:
-        """Return what so many releases are charged as."""
+        """Return the privacy events of a number of releases."""
         return self.part("sums").events(releases)
 
     def lone_event(self, honest: int) -> Gaussian | None:
-        """Return what one release is if no other silo adds noise; see ``NoisyRelease``."""
+        """Return the event of one release if no other silo adds noise; see ``NoisyRelease``."""
         return self.part("sums").lone_event(honest)
 
     @property
@@ -160,7 +159,7 @@ class FrozenSumsConfig:
 
 
 def check_bound(config: FrozenSumsConfig, bound: float, num_silos: int) -> None:
-    """Refuse a release of which a silo's term could exceed its bound, or the total not be exact.
+    """Refuse a release if a silo's term could exceed its bound, or the total would not be exact.
 
     Args:
         bound: of the fields of the release.
@@ -180,7 +179,7 @@ def check_bound(config: FrozenSumsConfig, bound: float, num_silos: int) -> None:
 
 
 def checked_records(count: int, neighbours: Neighbours) -> int:
-    """Return a number of records, or patients, if so many can be in one release.
+    """Return a number of records, or patients, if it is allowed in one release.
 
     Raises:
         PrivacyValueError: TF-700.

@@ -2,16 +2,16 @@
 
 In each round every record (with patients hidden: every patient, with the mean gradient of all records) takes
 part with one public probability q, independently at each silo. A record's gradient g over all P trained
-parameters is clipped to length C and put on the grid of ``C 2^-f``, towards zero; beside it the record adds a
-constant, from which the server learns the number of records::
+parameters is clipped to length C and truncated to the grid of ``C 2^-f``, towards zero; the record also adds
+a constant, from which the server learns the number of records::
 
     (trunc(2^f min(1, C / |g|) g / C), lambda_int),      D^2 = 2^2f + lambda_int^2
 
-so that a record changes the sum of these integers by D at most, exactly. The silos' discrete Gaussian
-shares make one noise of standard deviation ``z D`` (``releases.noise``), and what is opened in a round is one
-step of DP-SGD on the records of all silos together: Kairouz, Liu and Steinke, The Distributed Discrete
-Gaussian Mechanism for Federated Learning with Secure Aggregation, ICML 2021. A silo's own sampling at rate q
-amplifies for each of its records, whatever the other silos draw. Nothing here needs torch.
+so that a record changes the sum of these integers by at most D, exactly. The silos' discrete Gaussian shares
+add up to noise of standard deviation ``z D`` (``releases.noise``), and a round's opened total is one step of
+DP-SGD on the records of all silos together: Kairouz, Liu and Steinke, The Distributed Discrete Gaussian
+Mechanism for Federated Learning with Secure Aggregation, ICML 2021. A silo's own sampling at rate q amplifies
+for each of its records, independent of the other silos' draws. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from tightframe.privacy.releases.noise import (
 
 MAX_BITS = 20
 COUNT_WEIGHT = Fraction(1, 5)
-"""lambda / C. The noise of the gradients grows by sqrt(1 + 0.2^2), 2 %, for a number of records that is known
-to 5 z in the first round, and to 5 z / sqrt(r) after r rounds."""
+"""lambda / C. The noise of the gradients grows by a factor sqrt(1 + 0.2^2), 2 %, for a number of records
+known to 5 z in the first round, and to 5 z / sqrt(r) after r rounds."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ class GradientSumConfig(NoisyRelease):
         return self.grid**2 + self.count_units**2
 
     def event(self, honest: int = 1) -> Event:
-        """Return what one round is charged as.
+        """Return the privacy event of one round.
 
         Args:
-            honest: s - c for what a round costs if no other silo adds noise, ``z / sqrt(s - c)``.
+            honest: s - c for the event if no other silo adds noise, ``z / sqrt(s - c)``.
         """
         noise = self.noise_multiplier / math.sqrt(honest)
         if self.sampling_rate >= 1:
@@ -106,7 +106,7 @@ class GradientSumConfig(NoisyRelease):
 
         Args:
             shares: variance of the noise, in shares of the promised ``z**2 D**2``.
-            sums: of how many sums the mean is taken that has this noise.
+            sums: number of sums in the mean that has this noise.
         """
         promised = self.noise_multiplier * math.sqrt(self.squared_sensitivity)
         return promised * math.sqrt(shares) / (sums * self.count_units)

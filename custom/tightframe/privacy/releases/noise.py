@@ -1,4 +1,4 @@
-"""Discrete Gaussian noise on a vector of integers, shared by the silos: the part that all releases share.
+"""Discrete Gaussian noise on a vector of integers, shared by the silos: common code of all releases.
 
 Why the continuous Gaussian's epsilons hold for it. Let the noise have variance ``v + s**2``, with
 s**2 = ``ROUNDING_VARIANCE``. Rounding a *continuous* Gaussian of variance v to an integer k at random, with
@@ -6,9 +6,9 @@ the weights ``exp(-(k - x)**2 / (2 s**2))``, gives the discrete Gaussian of vari
 factor ``1 +- 4 exp(-2 pi**2 s**2)`` in each probability, that is ``1 +- 3e-77`` (Peikert, "An Efficient and
 Parallel Gaussian Sampler for Lattices", 2010, theorem 3.1); and a sum of discrete Gaussians is one of the
 summed variance, up to such a factor (Kairouz, Liu & Steinke, "The Distributed Discrete Gaussian Mechanism",
-2021). A release is therefore post-processing of the Gaussian mechanism with noise multiplier z, and any
-bound for that one, also the exact one, holds here, up to 1e-65 in epsilon for a million integers and a
-thousand silos. The 9 squared units that this adds are nothing beside a variance around ``2**40``.
+2021). A release is therefore post-processing of the Gaussian mechanism with noise multiplier z, and any bound
+for that one, including the exact one, holds here, up to 1e-65 in epsilon for a million integers and a
+thousand silos. The additional 9 squared units are negligible compared with a variance around ``2**40``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tightframe.privacy.discrete_gaussian import discrete_gaussian
 from tightframe.privacy.events import NOISE_MULTIPLIERS, Gaussian, PrivacyValueError, number, whole
 
 ROUNDING_VARIANCE = 9
-"""s**2 above, added to every silo's variance; also the least variance that it is added to."""
+"""s**2 above, added to every silo's variance; also the least variance to which it is added."""
 TAIL_DEVIATIONS = 12
 """A discrete Gaussian's tail is no heavier than the Gaussian's: for four million integers, one of
 them is further out than this with a probability below 2**-80."""
@@ -35,7 +35,7 @@ EXACT_FLOAT = 2**53
 
 
 class NoisyRelease(ABC):
-    """A vector of integers in units of ``1 / grid``, released with noise of ``z D`` in all.
+    """A vector of integers in units of ``1 / grid``, released with total noise of ``z D``.
 
     Attributes:
         noise_multiplier: z.
@@ -51,7 +51,7 @@ class NoisyRelease(ABC):
     @property
     @abstractmethod
     def squared_sensitivity(self) -> int:
-        """``D**2``: the largest squared L2 change by what is hidden, in squared units."""
+        """``D**2``: the largest squared L2 change by the hidden unit, in squared units."""
 
     def share_variance(self, honest: int) -> int:
         """Return the variance of one silo's share of the noise, in squared units.
@@ -71,7 +71,7 @@ class NoisyRelease(ABC):
         return math.sqrt(whole("silos", silos, 1, MAX_SILOS) * self.share_variance(honest)) / self.grid
 
     def tail(self) -> int:
-        """Bound the noise of a silo, in units, with all of it its own: who shares it, enrolment tells."""
+        """Bound a silo's noise, in units, as if it added all: only enrolment shows who shares it."""
         return math.isqrt(TAIL_DEVIATIONS**2 * self.share_variance(1)) + 1
 
     def share(self, shape: tuple[int, ...], honest: int) -> NDArray[np.int64]:
@@ -80,7 +80,8 @@ class NoisyRelease(ABC):
         Charge a release of records to the ledger before this is called.
 
         Args:
-            honest: s - c: the shares of so many silos carry the promised variance ``z**2 D**2`` together.
+            honest: s - c: the shares of this number of silos together have the promised variance ``z**2
+                D**2``.
 
         Raises:
             RandomnessError: TF-720, if the operating system gives no random numbers.
@@ -97,11 +98,11 @@ class NoisyRelease(ABC):
         return units
 
     def events(self, releases: int) -> tuple[Gaussian, ...]:
-        """Return what so many releases are charged as: every record is in each, nothing is amplified."""
+        """Return the events of a number of releases: every record is in each, nothing is amplified."""
         return (Gaussian(noise_multiplier=self.noise_multiplier),) * releases
 
     def lone_event(self, honest: int) -> Gaussian | None:
-        """Return what one release is if no other silo adds noise: ``z / sqrt(s - c)``.
+        """Return the event of one release if no other silo adds noise: ``z / sqrt(s - c)``.
 
         None where ``honest`` is 1: all of the noise is the silo's own then.
 
@@ -119,12 +120,12 @@ def variance_of_share(noise_multiplier: float, squared_sensitivity: int, honest:
         noise_multiplier: z.
         squared_sensitivity: ``D**2``, in squared units of the grid.
         honest: s - c, the least number of honest silos in any sum that can be opened
-            (``rounds.privacy_plan.honest_silos``). A sum over more silos carries more noise than was
-            promised: n silos ``sqrt(n / (s - c))`` times the deviation.
-            1 is local privacy: the silo's own noise is all that is promised.
+            (``rounds.privacy_plan.honest_silos``). A sum over more silos has more noise than promised: with n
+            silos ``sqrt(n / (s - c))`` times the deviation.
+            1 is local privacy: the silo's own noise is the promised one.
 
     Raises:
-        PrivacyValueError: TF-700, if an argument makes no sense, or the grid is too coarse for the noise.
+        PrivacyValueError: TF-700, if an argument is invalid, or the grid is too coarse for the noise.
     """
     noise = Fraction(number("noise_multiplier", noise_multiplier, *NOISE_MULTIPLIERS))
     share = noise**2 * squared_sensitivity / whole("honest", honest, 1, MAX_SILOS)

@@ -6,9 +6,9 @@ value); for each of the N numbers it adds a value x in [-1, 1] and x**2 to two s
 
     D**2 = u**2 (1 + K + 2 N)
 
-at most, whatever the record. Where patients are hidden each counts with one record, so that D is the same.
-Noise is shared among silos as that of an evaluation is; see ``releases.noise`` for why the continuous
-Gaussian's epsilons hold. Nothing here needs torch.
+at most, whatever the record. To hide patients, each counts with one record, so that D is the same. Noise is
+shared among silos as for an evaluation; see ``releases.noise`` for why the continuous Gaussian's epsilons
+hold. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StatisticsConfig(NoisyRelease):
 
     @property
     def squared_sensitivity(self) -> int:
-        """``D**2``: the most that adding or removing one record changes, in squared L2."""
+        """``D**2``: the largest squared L2 change by adding or removing one record."""
         return GRID**2 * (1 + self.columns + 2 * self.numbers)
 
 

@@ -1,14 +1,14 @@
 """Clipping: of each record's gradient, or of each patient's, who may have several records.
 
-What is clipped is what noise hides. At patient level it is the *mean* of the gradients of all of a
+The clipped unit is the one that noise hides. At patient level it is the *mean* of the gradients of all of a
 patient's records, the gradient of the patient's mean loss::
 
     g_p = (1 / n_p) sum_(i of p) g_i,    total = sum_p g_p min(1, C / |g_p|)
 
-However many records a patient has, and whatever is in them, leaving the patient out changes the total by C at
-most. The mean keeps a patient's gradient at the size of one record's, so that the same C fits both levels; a
-sum would be longer for who has more records, and would be cut the more. The price is a weight of 1 / n_p
-for each record: patients count alike, records do not.
+For any number and content of a patient's records, leaving the patient out changes the total by at most C. The
+mean keeps a patient's gradient at the size of one record's, so that the same C fits both levels; a sum would
+be longer for patients with more records, and would be clipped more. The price is a weight of 1 / n_p for each
+record: patients count alike, records do not.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from numpy.typing import NDArray
 def clipped_sum(group: Sequence[torch.Tensor], clip_norm: float) -> torch.Tensor:
     """Return the sum over records of ``g min(1, C / |g|)``, with |g| over all parameters together.
 
-    A gradient that is not finite counts as zero: it must not spoil the sum for everybody, and an error
-    would tell of a single record.
+    A gradient that is not finite counts as zero: it must not spoil the sum for everybody, and an error would
+    disclose a single record.
 
     Args:
         group: per parameter, gradients of b records, (b, *shape).
         clip_norm: C.
 
     Returns:
-        All parameters' sums one after another, (P,) float64.
+        All parameters' sums, concatenated, (P,) float64.
 
     >>> group = [torch.tensor([[3.0], [0.25]]), torch.tensor([[4.0], [0.5]])]
     >>> [round(float(item), 6) for item in clipped_sum(group, 1.0)]
@@ -56,7 +56,7 @@ def rows(group: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class PatientMeans:
-    """Makes patients' mean gradients from gradients of records in any portions.
+    """Computes patients' mean gradients from gradients of records in any portions.
 
     Args:
         sizes: records of each patient, in the order in which the records come.
@@ -68,7 +68,7 @@ class PatientMeans:
         self._size = self._left = 0
 
     def add(self, gradients: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield the mean (1, P) of each patient whose records end in these, (b, P) float64."""
+        """Yield the mean (1, P) of each patient whose last record is in this portion, (b, P) float64."""
         start = 0
         while start < len(gradients):
             if self._sum is None:
@@ -79,7 +79,7 @@ class PatientMeans:
             start += len(part)
             self._left -= len(part)
             if not self._left:
-                # A mean that is not finite counts as zero: the patient's records stand or fall together.
+                # A mean that is not finite counts as zero, for all of the patient's records together.
                 yield (self._sum / self._size)[None]
                 self._sum = None
 
@@ -105,7 +105,7 @@ class PatientSum:
         self._means = PatientMeans(sizes)
 
     def add(self, gradients: torch.Tensor) -> None:
-        """Add the next records' gradients, (b, P) float64; a patient counts once all of theirs are there."""
+        """Add the next records' gradients, (b, P) float64; a patient counts once all of theirs are added."""
         for mean in self._means.add(gradients):
             self._total += clipped_sum([mean], self._clip_norm)
 
@@ -115,7 +115,7 @@ class Members:
     """The records of each patient, by their places in the data set.
 
     Attributes:
-        places: of each patient's records; every patient has one at least.
+        places: of each patient's records; every patient has at least one.
     """
 
     places: tuple[tuple[int, ...], ...]
@@ -125,7 +125,7 @@ class Members:
         """Make the index from each record's patient, (n,).
 
         Raises:
-            ValueError: if there is not one patient a record.
+            ValueError: if there is not one patient per record.
         """
         if patients.shape != (count,):
             raise ValueError(f"Expected one patient for each of {count} records, but got {patients.shape}.")

@@ -6,21 +6,22 @@ down to length C if it is longer; with L = q n the expected number of records of
 
     g = (sum_i g_i min(1, C / |g_i|) + N(0, (sigma C)^2)) / L
 
-An empty batch takes a step of noise alone. To hide patients, *patients* take part with probability q, each
-with all their records; n is the number of patients, and g_i the mean gradient of one's records: ``clipping``.
+An empty batch gives a step of noise alone. To hide patients, *patients* take part with probability q, each
+with all their records; n is the number of patients, and g_i the mean gradient of one patient's records:
+``clipping``.
 
 With K views of each record (``views``), g_i is the mean of the gradients of K of its augmentations, taken
 *before* clipping: one record still moves the sum by C at most, and the same noise hides it. Source: De et
 al., Unlocking High-Accuracy Differentially Private Image Classification through Scale, 2022, section 3.
 
-What depends on parameters only (FedProx's term, SCAFFOLD's correction, weight decay, momentum) is added after
-the noise: parameters are what the noise has already protected, and what the server sent, so this is
-post-processing and costs nothing. It must not be clipped with the records, which would make the clipping
-depend on it; and nothing that reads records may be added there, which ``probe`` measures.
+Terms that depend on parameters only (FedProx's term, SCAFFOLD's correction, weight decay, momentum) are added
+after the noise: parameters are protected by earlier noise, or sent by the server, so this is post-processing
+and costs nothing. They must not be clipped with the records, which would make the clipping depend on them;
+and nothing that reads records may be added there, which ``probe`` tests.
 
-Who takes part and the noise come from the operating system's generator, see ``os_randomness``; norms,
-clipping, sums and noise are float64 on every device. Gradients are float32: where a GPU computes a record's
-beside others', these move its last bits, see ``per_sample``. Reduced precision (AMP, TF32) is not used.
+Batches and noise come from the operating system's generator, see ``os_randomness``; norms, clipping, sums and
+noise are float64 on every device. Gradients are float32: where a GPU computes several records' together,
+other records change a gradient's last bits, see ``per_sample``. Reduced precision (AMP, TF32) is not used.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class PrivateSettings:
         clip_norm: C, the longest gradient of one record, or of one patient.
         noise_multiplier: sigma, the noise's standard deviation over C.
         sampling_rate: q, the probability with which a record (or patient) is in a step's batch.
-        expected_batch: L, what the noisy sum is divided by. A constant: the real number of records in a batch
-            is itself a fact about the records.
+        expected_batch: L, the divisor of the noisy sum. A constant: the real number of records in a batch
+            depends on the records.
 
     Raises:
         ValueError: if one is not positive and finite, or q is above 1.
@@ -81,8 +82,8 @@ class PrivateSettings:
     ) -> PrivateSettings:
         """Make settings for batches of ``batch_size`` in expectation out of ``records``, or out of patients.
 
-        ``records`` sets q and L and so must not follow a single one: a site takes the number that it
-        declares, the same for the ledger, for planning and here.
+        ``records`` sets q and L, so it must not depend on a single record: a site uses its declared number,
+        the same for the ledger, for planning and here.
         """
         if batch_size < 1 or records < 1:
             raise ValueError(
@@ -103,7 +104,7 @@ class PrivateSettings:
         return int(stage.epochs or 0) * self.epoch_steps
 
     def events(self, stages: Sequence[Stage]) -> tuple[SubsampledGaussian, ...]:
-        """Return the events that ``private_fit`` is charged as: all steps have the same noise and rate."""
+        """Return the privacy events of a ``private_fit``: all steps have the same noise and rate."""
         steps = sum(self.steps(stage) for stage in stages)
         return (SubsampledGaussian(self.noise_multiplier, self.sampling_rate, steps),) if steps else ()
 
@@ -133,25 +134,25 @@ def private_fit(
             (s, record). Steps count on over stages. Each must hold every record once. With K ``views`` step s
             takes each of its records as K s, K s + 1, ... K s + K - 1 see it.
         stages: what to train; all weighted terms per-record, see ``probe``.
-        patients: whose each record is, (n,), to hide patients; None hides records.
+        patients: of each record, (n,), to hide patients; None hides records.
         views: K, of each record in a step.
-        charge: called with the events before anything is drawn; what it raises stops the training.
+        charge: called with the events before anything is drawn; its exceptions stop the training.
         engine: of per-sample gradients; by default the loop on a CPU, the fastest on a GPU.
         workers: processes that load records.
-        probe: whether to measure first that records do not meet.
-        progress: gets a line of the steps done, at most every 20 seconds. Losses are statistics of the
-            records without noise, so nobody is told any.
-        random_bytes: the generator of sampling, noise and dropout; another than the operating system's
-            is for tests.
+        probe: whether to test first that records are not coupled.
+        progress: called with the steps done, at most every 20 seconds. Losses are statistics of the records
+            without noise, so they are not reported.
+        random_bytes: the generator of sampling, noise and dropout; any but the operating system's is for
+            tests.
 
     Returns:
-        The report and the events that ran, which are those that were charged. Of the report, ``steps`` is
-        real and ``records`` the expected number, of patients where these are hidden; ``terms`` is empty, see
+        The report and the events that ran, which are those that were charged. In the report, ``steps`` is
+        real and ``records`` the expected number (of patients where these are hidden); ``terms`` is empty, see
         ``progress``.
 
     Raises:
         ValueError: if there are no records, not one patient for each, no view, or a stage trains nothing.
-        PrivacyError: TF-711 if records meet in a term or in the model.
+        PrivacyError: TF-711 if a term or the model couples records.
         TrainingError: TF-301 if parameters are not finite afterwards; TF-302 if not even one record's
             gradient fits into memory.
         RandomnessError: TF-720 if the operating system gives no random numbers.
@@ -269,12 +270,12 @@ class _Loop:
     def _set_gradients(
         self, trained: Sequence[nn.Parameter], total: torch.Tensor, noise: Future[torch.Tensor]
     ) -> None:
-        """Put ``(sum + noise) / L`` into each parameter's gradient: this alone leaves the records."""
+        """Set each parameter's gradient to ``(sum + noise) / L``, the only release of the records."""
         deviation = self.settings.noise_multiplier * self.settings.clip_norm
         noisy = (total + deviation * noise.result().to(self.device)) / self.settings.expected_batch
         parts = torch.split(noisy, [item.numel() for item in trained])
         for parameter, part in zip(trained, parts, strict=True):
-            # In the parameter's own memory format, which optimisers are fastest with.
+            # In the parameter's own memory format, with which optimisers are fastest.
             parameter.grad = torch.empty_like(parameter).copy_(part.view(parameter.shape))
 
     def _steer(self, stage: Stage, trained: Sequence[nn.Parameter]) -> None:
@@ -296,7 +297,7 @@ class _Loop:
 
 
 def _check_finite(model: nn.Module) -> None:
-    """Check the parameters: they are already protected, so that this tells nothing of a record."""
+    """Check the parameters: they are already protected, so this discloses nothing about a record."""
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise TrainingError(

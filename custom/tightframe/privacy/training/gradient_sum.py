@@ -1,9 +1,9 @@
 """The sum of a silo's clipped gradients in integers, before its noise: ``clipped_gradient_sum``.
 
-The order at a silo is fixed: draw who takes part, clip each record's gradient over all trained parameters
-to norm C (with patients hidden: each patient's mean gradient), put it on the grid of
-``privacy.releases.gradient_sums``, towards zero, and add in integers. Whatever a record holds, its part of
-the sum is within the sensitivity, which is checked in integers.
+The order at a silo is fixed: draw the batch, clip each record's gradient over all trained parameters to norm
+C (with patients hidden: each patient's mean gradient), truncate it to the grid of
+``privacy.releases.gradient_sums``, towards zero, and add in integers. For any record, its part of the sum is
+within the sensitivity, which is checked in integers.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def clipped_gradient_sum(
         terms: of the loss; all weighted ones per-record, see ``probe``.
         clip_norm: C.
         batch_size: records that are loaded at a time.
-        charge: called once, before anything is drawn; what it raises stops the round.
-        patients: whose each record is, (n,), to hide patients; None hides records.
-        views: of each record; the mean of their gradients is what is clipped.
+        charge: called once, before anything is drawn; its exceptions stop the round.
+        patients: of each record, (n,), to hide patients; None hides records.
+        views: of each record; the mean of their gradients is clipped.
         engine: of per-sample gradients; by default the loop on a CPU, the fastest on a GPU.
         workers: processes that load records.
-        progress: gets a line about the choice of the engine.
-        random_bytes: the generator of sampling and dropout; another than the operating system's is for tests.
+        progress: called with a line about the choice of the engine.
+        random_bytes: the generator of sampling and dropout; any but the operating system's is for tests.
 
     Returns:
         (P + 1,) int64, on the CPU: the gradient in units of ``C / config.grid``, the number of records or
@@ -67,8 +67,8 @@ def clipped_gradient_sum(
         squared norm is at most ``config.squared_sensitivity``.
 
     Raises:
-        PrivacyError: TF-711 if records meet in a term or in the model.
-        SensitivityError: TF-721; nothing can lead to it but an error of this program.
+        PrivacyError: TF-711 if a term or the model couples records.
+        SensitivityError: TF-721, only by an error of this program.
         TrainingError: TF-302 if not even one record's gradient fits into memory.
         RandomnessError: TF-720 if the operating system gives no random numbers.
     """
@@ -79,7 +79,7 @@ def clipped_gradient_sum(
     if views < 1:
         raise ValueError(f"Expected at least one view of each record, but got {views}.")
     members = None if patients is None else Members.of(patients, count)
-    # The optimiser is the server's; a stage is what the probe looks at.
+    # The server has the optimiser; the probe needs a stage.
     stages = [Stage(terms, OptimizerSettings("sgd", 1.0), steps=1)]
     probe_with_made_up(model, records(0), stages, device)
     charge()
@@ -113,7 +113,7 @@ def clipped_gradient_sum(
 
 @dataclass(frozen=True)
 class _Running:
-    """Batches, and what their gradients are computed with."""
+    """Batches, and the engine of their gradients."""
 
     stack: ExitStack
     portions: Portions
@@ -122,7 +122,7 @@ class _Running:
     batches: Iterator[Batch]
 
     def each(self, reduce: Callable[[list[torch.Tensor]], torch.Tensor]) -> Iterator[torch.Tensor]:
-        """Yield what ``reduce`` makes of the gradients of some records at a time."""
+        """Yield the results of ``reduce`` on the gradients of some records at a time."""
         engine = None
         for inputs, labels in self.batches:
             if engine is None:
@@ -132,5 +132,5 @@ class _Running:
 
 
 def _units(gradients: torch.Tensor, clip_norm: float, config: GradientSumConfig) -> torch.Tensor:
-    """Clip gradients (b, P) float64, put them on the grid, and add them: (P,) int64."""
+    """Clip gradients (b, P) float64, truncate them to the grid, and add them: (P,) int64."""
     return on_grid(clip_features(gradients / clip_norm, 1.0), config.fractional_bits, 1.0).sum(0)

@@ -1,9 +1,9 @@
-"""Models whose records do not meet: what has to change in a network before DP-SGD.
+"""Changes to a network before DP-SGD, so that its records are not coupled.
 
-BatchNorm normalises a record by the others of its batch, so no gradient of a single record exists;
-in-place activations overwrite what per-sample engines still need. Server and silos must build the
-same network, so ``make_private`` is deterministic, draws nothing, and is applied to the template on both
-sides, after initial weights were loaded.
+BatchNorm normalises a record by the others of its batch, so no gradient of a single record exists; in-place
+activations overwrite values that per-sample engines still need. Server and silos must build the same network,
+so ``make_private`` is deterministic, draws nothing, and is applied to the template on both sides, after
+initial weights were loaded.
 """
 
 from __future__ import annotations
@@ -68,20 +68,20 @@ def make_private(model: nn.Module, form: Form = "group") -> nn.Module:
     - Activations work out of place, and MONAI's EfficientNet uses the plain swish: the backward pass of
       its memory-efficient one fails under per-sample hooks.
 
-    Of a model whose encoder is frozen only the head is changed: in evaluation mode no record of the others
-    meets, and features of other layers would be other features.
+    In a model with a frozen encoder only the head is changed: in evaluation mode its records are not coupled,
+    and changed layers would give other features.
 
     Args:
         model: with its initial weights, if any, already loaded.
-        form: what becomes of BatchNorm.
+        form: replacement of BatchNorm.
 
     Returns:
         The same model. Calling it again changes nothing.
 
     Raises:
         ValueError: if ``form`` is neither.
-        PrivacyError: TF-712 if a layer is left for which no gradients of single records exist, or which
-            would keep statistics of records, naming each and the reason.
+        PrivacyError: TF-712 if a remaining layer has no gradients of single records, or would keep statistics
+            of records, naming each and the reason.
 
     >>> model = make_private(nn.Sequential(nn.Conv2d(3, 24, 3), nn.BatchNorm2d(24), nn.ReLU(inplace=True)))
     >>> type(model[1]).__name__, model[1].num_groups, model[2]
@@ -111,7 +111,7 @@ def make_private(model: nn.Module, form: Form = "group") -> nn.Module:
 
 
 def _replace_batch_norm(model: nn.Module, form: Form) -> list[str]:
-    """Replace what can be replaced; say what cannot."""
+    """Replace BatchNorm layers where possible; list those that cannot be replaced."""
     if isinstance(model, _BatchNorm):
         return ["the model is a BatchNorm layer itself, without a parent in which to replace it"]
     problems = []
@@ -143,10 +143,10 @@ def _group_norm(module: _BatchNorm) -> nn.Module:
 
 @functools.lru_cache(maxsize=256)
 def _groups(channels: int) -> int:
-    """Return how many groups Opacus makes of channels; its fixer writes and reads a model each time."""
+    """Return Opacus' number of groups for channels; its fixer writes and reads a model each time."""
     from opacus.validators import ModuleValidator
 
-    layer = nn.BatchNorm1d(channels)  # which the fixer takes, whatever is replaced
+    layer = nn.BatchNorm1d(channels)  # accepted by the fixer, whatever is replaced
     fixed: nn.GroupNorm = ModuleValidator.fix(layer)
     return fixed.num_groups
 
@@ -154,7 +154,7 @@ def _groups(channels: int) -> int:
 def _unsupported(model: nn.Module) -> list[str]:
     """List layers that Opacus' validator refuses: recurrent and attention layers, running statistics.
 
-    Opacus takes seconds to import, so it is asked only about the kinds of layers that it judges.
+    Opacus takes seconds to import, so it is used only for the kinds of layers that it judges.
     """
     judged = [(name, item) for name, item in model.named_modules() if isinstance(item, JUDGED)]
     if not judged:

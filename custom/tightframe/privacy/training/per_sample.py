@@ -1,12 +1,12 @@
 """Gradients of single records: one slow oracle and two fast engines that must equal it.
 
-``loop`` runs one record at a time. It is the definition, it needs nothing of the model but a backward
-pass, and on a CPU it is also the fastest for convolutional networks. ``vmap`` (torch.func) and ``hooks``
-(Opacus) handle a whole batch: ``vmap`` is for a head that trains alone, on a CPU too, and both are for GPUs,
-where ``choose_engine`` measures at start which of those that give the oracle's gradients is fastest.
+``loop`` runs one record at a time. It is the definition, needs only a backward pass of the model, and on a
+CPU it is also the fastest for convolutional networks. ``vmap`` (torch.func) and ``hooks`` (Opacus) handle a
+whole batch: ``vmap`` is for a head that trains alone, on a CPU too, and both are for GPUs, where
+``choose_engine`` measures at start which of those that give the oracle's gradients is fastest.
 
-``loop`` and ``vmap`` show each record to the model and to the terms alone, so what they return depends on
-one record whatever a term does; ``hooks`` needs the records of a batch not to meet, which ``probe`` shows.
+``loop`` and ``vmap`` show each record to the model and to the terms alone, so each gradient depends on one
+record, for any term; ``hooks`` needs uncoupled records in a batch, which ``probe`` tests.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ Engine = Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]
 """(inputs, labels) of b records -> for each trained parameter, a gradient a record, (b, *shape).
 
 Labels are (b,); or, with K views of each record, (b, K), and inputs (b, K, ...): then a record's gradient is
-the mean of its views' gradients. Findings have views always: (b, K, number of findings)."""
+the mean of its views' gradients. Findings always have views: (b, K, number of findings)."""
 
 MASK_SEED = 20240229
 TIMED = 8  # records by which the loop is timed
 COMPARED = 4  # records on which engines are compared with the oracle
-TOLERANCE = 1e-4  # of the largest entry of a parameter's gradient, in float32
+TOLERANCE = 1e-4  # relative to the largest entry of a parameter's gradient, in float32
 
 
 class PrivacyError(TightframeError):
-    """Training cannot be made private as it is: TF-711 records meet in a loss, TF-712 in a layer."""
+    """Training cannot be made private unchanged: TF-711 a loss couples records, TF-712 a layer."""
 
     code = "TF-711"
 
@@ -51,8 +51,8 @@ class RecordLoss(nn.Module):
 
     Args:
         model: with ``features(x) -> (B, d)`` and ``head``.
-        terms: of the stage; those without a weight are left out, because what they report would be
-            statistics of the records without noise.
+        terms: of the stage; those without a weight are left out, because their values would be statistics of
+            the records without noise.
     """
 
     def __init__(self, model: nn.Module, terms: Sequence[Term]) -> None:
@@ -91,7 +91,7 @@ def gradients(
 
 @contextmanager
 def running(name: EngineName, loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Iterator[Engine]:
-    """Hold an engine for as long as the context lasts, with exact convolutions.
+    """Provide an engine within the context, with exact convolutions.
 
     Args:
         trained: its trained parameters, all of them part of ``loss.model``.
@@ -150,7 +150,7 @@ def _hooked(loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Iterator[Engin
     def engine(inputs: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
         try:
             with warnings.catch_warnings():
-                # The first layer's inputs need no gradient, which torch remarks on at each step.
+                # The first layer's inputs need no gradient, of which torch warns at each step.
                 warnings.filterwarnings("ignore", message="Full backward hook is firing")
                 views, of = _alone(inputs, labels)
                 loss(views.flatten(0, 1), of.flatten(0, 1)).backward()
@@ -165,8 +165,8 @@ def _hooked(loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Iterator[Engin
             for parameter in trained:
                 parameter.grad = None
 
-    # Opacus 1.6 unfolds a convolution's input as if its channels lay outermost, and without a word has wrong
-    # gradients where they lie innermost, as on a CPU here.
+    # Opacus 1.6 unfolds a convolution's input as if its channels were outermost, and silently computes wrong
+    # gradients where they are innermost, as on a CPU here.
     before = [
         module.register_forward_pre_hook(lambda _, given: (given[0].contiguous(), *given[1:]))
         for module in loss.model.modules()
@@ -190,12 +190,12 @@ def choose_engine(
 ) -> EngineName:
     """Choose the fastest engine on this batch among those that give the loop's gradients.
 
-    Engines are compared with the same dropout mask for every record, else no two runs would be equal.
+    Engines are compared with the same dropout mask for every record, otherwise no two runs would be equal.
 
     Args:
         inputs: a batch (B, ...), not empty, on the device of the model.
         labels: (B,).
-        tell: gets a line about what was measured, without any value of a record.
+        tell: called with a line on the measurements, without any value of a record.
 
     Returns:
         Its name; ``loop`` if no other one works.
@@ -208,8 +208,8 @@ def choose_engine(
                 if name == "loop" or _right(engine, inputs, labels, expected):
                     seconds[name] = _seconds(engine, inputs, labels, one_by_one=name == "loop")
         except (RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError):
-            # What a batched engine cannot do (data-dependent control flow, layers without a rule, too
-            # little memory) is no fault of the model: the loop remains.
+            # Limits of a batched engine (data-dependent control flow, layers without a rule, too little
+            # memory) are no fault of the model: the loop remains.
             continue
     chosen = min(seconds, key=lambda name: seconds[name])
     if tell is not None:
@@ -225,7 +225,7 @@ def gives_the_loops(
     inputs: torch.Tensor,
     labels: torch.Tensor,
 ) -> bool:
-    """Check that an engine can do these terms, and gives the loop's gradients of the first few records."""
+    """Check that an engine supports these terms, and gives the loop's gradients of the first few records."""
     try:
         with running(name, loss, trained) as engine:
             return _right(engine, inputs, labels, _by_loop(loss, trained, inputs, labels))
@@ -322,7 +322,7 @@ def same_masks() -> Iterator[None]:
 class _FirstRowForAll(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Draws the first row only and repeats it, so that a record gets the same mask alone and in a batch.
 
-    What draws by another operation is left as it is: its records then differ, and are refused.
+    Other operations that draw are not changed: their records then differ, and are refused.
     """
 
     SIZED = frozenset({"rand", "randn"})

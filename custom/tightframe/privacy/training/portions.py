@@ -1,4 +1,4 @@
-"""Records for private training: loaded as drawn, and their gradients in portions that fit into memory."""
+"""Records for private training: loaded as drawn, with gradients in portions that fit into memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tightframe.privacy.training.per_sample import (
 from tightframe.privacy.training.probe import check_per_record, made_up
 
 Records = Callable[[int], Dataset[Any]]
-"""The training records as a step sees them: a map-style data set of (input, int label)."""
+"""Step -> the training records in that step, a map-style data set of (input, int label)."""
 
 CHOSEN_ON_CPU: EngineName | None = "loop"  # fastest for EfficientNet-b0 by a factor of 13 over hooks
 
@@ -35,16 +35,16 @@ CHOSEN_ON_CPU: EngineName | None = "loop"  # fastest for EfficientNet-b0 by a fa
 class Portions:
     """Gradients of a batch's records, as many records at a time as memory holds.
 
-    An engine is chosen on made-up records: each clips a record's gradient, but of one with huge values two
-    engines give different ones. Chosen by records, one record could change what others add to the sum (by
-    0.38 of C was measured).
+    The engine is chosen on made-up records: for a record with huge values two engines give different clipped
+        gradients. If real records decided, one record could change what others add to the sum (0.38 of C was
+        measured).
 
     Args:
         engine: of per-sample gradients; by default the fastest on a GPU, and on a CPU the loop, or ``vmap``
-            where a head on computed features is all that trains.
-        batch_size: records to choose on, a public number.
-        masks: of dropout. On a CPU a model that draws any has the loop, where each record has its own.
-        tell: gets a line about the choice.
+            where only a head on computed features trains.
+        batch_size: number of records to choose on, which is public.
+        masks: of dropout. On a CPU a model that draws masks uses the loop, where each record has its own.
+        tell: called with a line about the choice.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Portions:
         labels: torch.Tensor,
         reduce: Callable[[list[torch.Tensor]], torch.Tensor],
     ) -> Iterator[torch.Tensor]:
-        """Yield what ``reduce`` makes of the records' gradients, portion by portion.
+        """Yield the results of ``reduce`` on the records' gradients, portion by portion.
 
         Raises:
             TrainingError: TF-302 if not even one record's gradient fits into memory.
@@ -97,7 +97,7 @@ class Portions:
             self._masks.start_next()
             part = self._reduced(engine, inputs[start : start + size], labels[start : start + size], reduce)
             if part is None:
-                # Outside of the handler: the exception would keep the failed step's tensors alive.
+                # Outside the handler: the exception would keep the failed step's tensors alive.
                 self._most = max(1, size // 2)
                 torch.cuda.empty_cache()
                 continue
@@ -111,7 +111,7 @@ class Portions:
         labels: torch.Tensor,
         reduce: Callable[[list[torch.Tensor]], torch.Tensor],
     ) -> torch.Tensor | None:
-        """Return what is made of some records' gradients; None if they did not fit into memory together."""
+        """Return ``reduce`` of some records' gradients; None if they did not fit into memory together."""
         try:
             return reduce(engine(inputs, labels))
         except RuntimeError as error:
@@ -168,7 +168,7 @@ def loaded(
     device: torch.device,
     views: int = 1,
 ) -> Iterator[Batch | None]:
-    """Yield the batch of each step, None where nobody takes part.
+    """Yield the batch of each step, None for an empty one.
 
     With K > 1 ``views`` a batch has K of each record, inputs (b, K, ...) and labels (b, K): those that the
     steps K s to K s + K - 1 of ``records`` would see. Records with findings always have this axis.
@@ -190,11 +190,11 @@ def loaded(
             yield None
             continue
         inputs, labels = next(batches)
-        if views > 1:  # loaded view by view, each with one opening of the records
+        if views > 1:  # loaded view by view; each opens the records once
             inputs, labels = (
                 item.unflatten(0, (views, len(places))).transpose(0, 1).contiguous()
                 for item in (inputs, labels)
             )
-        elif labels.dim() == 2:  # findings: one view each, said as such
+        elif labels.dim() == 2:  # findings: one view each, with the axis of views
             inputs, labels = inputs.unsqueeze(1), labels.unsqueeze(1)
         yield inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True)

@@ -1,9 +1,9 @@
-"""Test whether the records of a batch are coupled: run at start, before any record is charged.
+"""Test whether the records of a batch are coupled; run at start, before any charge.
 
 DP-SGD clips the gradient of each record. That bounds what a record can change only if its gradient
 does not depend on the other records, which no library checks: Opacus accepts a loss that couples the
-records of a batch and reports an epsilon that does not hold. So a term that says that it couples them
-is refused by what it says, and one that says it does not is measured.
+records of a batch and reports an epsilon that does not hold. So a term that declares coupling is refused, and
+one that declares none is tested.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tightframe.privacy.training.per_sample import (
 )
 
 ROWS = 4
-# Float32 sums in another order differ by some 1e-6 of the gradients' size, a coupled term by its own. What is
-# coupled less than this is not found; the loop and vmap, which show records alone, bound that, too.
+# Float32 sums in another order differ by some 1e-6 of the gradients' size, a coupled term by its own. Weaker
+# coupling is not detected; the loop and vmap, which show records alone, bound that, too.
 TOLERANCE = 1e-4
 SEED = 20240229
-OUTPUT_TOLERANCE = 1e-3  # of a layer's largest output
+OUTPUT_TOLERANCE = 1e-3  # relative to a layer's largest output
 
 Gradient = list[torch.Tensor]
 
@@ -41,17 +41,17 @@ def check_per_record(
 ) -> None:
     """Refuse stages for which the gradient of a record depends on other records.
 
-    What the terms say is checked first. Then, for each stage and each weighted term alone, gradients are
-    measured on four records with their own labels, with one label, and with two: B times the gradient
-    of a batch must be the sum of the gradients of its records alone, for all four and without the last
-    one. That catches BatchNorm, class statistics, weights by the class counts of a batch, sums in place of
-    means; measuring the first record again afterwards catches terms that remember records. Every random
-    draw of dropout gives all records the same mask here, so that its chance does not look like coupling.
-    Terms without a weight are not looked at: training under privacy never computes them. Parameter
-    terms and gradient corrections must not change with the records that went before.
+    The terms' declarations are checked first. Then, for each stage and each weighted term alone, gradients
+    are measured on four records with their own labels, with one label, and with two: B times the gradient of
+    a batch must be the sum of the gradients of its records alone, for all four and without the last one. That
+    catches BatchNorm, class statistics, weights by the class counts of a batch, sums in place of means;
+    measuring the first record again afterwards catches terms that remember records. Every random draw of
+    dropout gives all records the same mask here, so that its randomness does not look like coupling. Terms
+    without a weight are not tested: training under privacy never computes them. Parameter terms and gradient
+    corrections must not change with earlier records.
 
-    The model, its buffers and modes, and torch's streams are as before afterwards. Whether a model is
-    refused must not tell of records, so ``private_fit`` gives made-up ones (``made_up``).
+    The model, its buffers and modes, and torch's streams are restored afterwards. A refusal must not depend
+    on records, so ``private_fit`` passes made-up ones (``made_up``).
 
     Args:
         model: with ``features`` and ``head``, on ``device``.
@@ -76,7 +76,7 @@ def check_per_record(
                 )
     inputs, labels = _rows(inputs, labels)
     with _as_found(model, device), exact_convolutions():
-        # In double precision no activation is on one side of zero alone and on the other in a batch, which
+        # In double precision no activation changes its sign between a record alone and in a batch, which
         # would change a gradient by far more than rounding.
         wide = copy.deepcopy(model).double() if inputs.is_floating_point() else model
         wide.train()
@@ -92,9 +92,9 @@ def check_per_record(
 
 
 def made_up(like: Batch, classes: int = 2, rows: int = ROWS) -> Batch:
-    """Make records of the shape of real ones, the same at every silo: noise, and labels from 0 on.
+    """Make records in the shape of real ones, the same at every silo: noise, and labels from 0 on.
 
-    Inputs that are no numbers with a fraction (indices) are zeros.
+    Integer inputs (indices) are zeros.
     """
     inputs, labels = like
     shape = (rows, *inputs.shape[1:])
@@ -177,8 +177,8 @@ class _Probe:
         together = self._outputs(self.inputs)
         for place in range(ROWS):
             alone = self._outputs(self.inputs[place : place + 1])
-            for name, joint in together.items():
-                row = joint[place : place + 1]
+            for name, whole_batch in together.items():
+                row = whole_batch[place : place + 1]
                 if name not in alone or alone[name].shape != row.shape or _far(alone[name], row):
                     self._refuse_module(name, "gives a record other values in a batch than alone")
         for name, item in model.named_buffers():
@@ -221,7 +221,7 @@ class _Probe:
     def _term(self, term: Term) -> None:
         loss = RecordLoss(self.model, [term])
         first = self._gradient(loss, self.labels[:1], 0, 1)
-        cached: dict[tuple[int, bytes], Gradient] = {}  # of a record with a label, which labellings share
+        cached: dict[tuple[int, bytes], Gradient] = {}  # by record and label; labellings share them
         for labels in self._labellings():
             keys = [(place, labels[place].cpu().numpy().tobytes()) for place in range(ROWS)]
             for key in keys:
@@ -235,7 +235,7 @@ class _Probe:
         self._compare(term, repeated, [first])
 
     def _labellings(self) -> tuple[torch.Tensor, ...]:
-        """Return the records' own labels, one label for all, and two: terms look at equal labels."""
+        """Return the records' own labels, one label for all, and two: terms may compare labels."""
         model: Any = self.model
         with torch.no_grad(), same_masks():
             classes = model.head(model.features(self.inputs[:1])).shape[1]
@@ -255,9 +255,9 @@ class _Probe:
         for gradient in alone:
             joint = [one - other for one, other in zip(joint, gradient, strict=True)]
         difference = _norm(joint)
-        # A term that has next to no gradient (a saturated softmax) has rounding alone.
+        # A term with almost no gradient (a saturated softmax) has only rounding errors.
         rounding = torch.finfo(together[0].dtype).eps * abs(term.weight)
-        # Not "greater": a NaN is no evidence that records do not meet.
+        # Not "greater": a NaN is no evidence of uncoupled records.
         if not difference <= TOLERANCE * size + rounding:
             raise PrivacyError(
                 "Expected the gradient of a batch to be the mean of those of its records alone, but for "
