@@ -203,11 +203,11 @@ def simulate(
     command += ["-t", str(min(threads or len(sites), len(sites)))]
     if gpu is not None:
         command += ["--gpu", gpu]
-    with hold(workspace, values.job_name), simulator.site_configuration(workspace, site_config) as used:
-        out.print(simulation.records(workspace / "local", used, values))
+    with hold(workspace, values.job_name), simulator.site_configuration(workspace, site_config) as config:
+        out.print(simulation.records(workspace / "local", config, values))
         simulation.check_start(workspace / "local", setup)
-        kept = simulation.keep(workspace, keep, out.print)
-        previous = simulation.set_previous(previous_run, workspace, kept)
+        moved = simulation.keep(workspace, keep, out.print)
+        previous = simulation.set_previous(previous_run, workspace, moved)
         stopped, code = None, 0
         out.print(
             f"starting a server and {plural(len(sites), 'silo')}; without a terminal, a line every minute"

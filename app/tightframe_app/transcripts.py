@@ -153,8 +153,8 @@ def out_of_order(report: Report) -> str | None:
     from tightframe.securesum.transcript import SERVER
 
     params = {item.params.epoch: item.params for item in report.epochs}
-    named = {name.partition("/")[0] for item in params.values() for name in item.schemas} - {SEAL}
-    if {phase.rpartition("-")[0] for phase in named} - set(KINDS):
+    phases = {name.partition("/")[0] for item in params.values() for name in item.schemas} - {SEAL}
+    if {phase.rpartition("-")[0] for phase in phases} - set(KINDS):
         return None  # no plan can be read from these schemas
     first, reached, opened = min(params, default=0), (0, 0, 0), None
     for item in report.sums:
@@ -293,9 +293,9 @@ def _unverified(report: Report) -> list[str]:
     """List what is not proved about totals."""
     unproven = []
     if report.unchecked:
-        named = ", ".join(f"{item.epoch}/{item.slot} ({item.sum_id})" for item in report.unchecked)
+        names = ", ".join(f"{item.epoch}/{item.slot} ({item.sum_id})" for item in report.unchecked)
         unproven.append(
-            f"That these published totals (epoch/slot) are the ones that were opened: {named}. No opened sum "
+            f"That these published totals (epoch/slot) are the ones that were opened: {names}. No opened sum "
             "rests on them; their hashes are claims of the server alone."
         )
     if any(not item.recomputed for item in report.totals):

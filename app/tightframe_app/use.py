@@ -182,8 +182,8 @@ def export(
     from tightframe.inference.exports import export as written
     from tightframe.inference.model import load_model
 
-    chosen = next((item for item in FORMATS if item == form), None)
-    if chosen is None:
+    target = next((item for item in FORMATS if item == form), None)
+    if target is None:
         raise typer.BadParameter(f"expected one of {list(FORMATS)}, got {form!r}", param_hint="--format")
     if output.exists():
         raise FileExistsError(f"Expected {output} to be free, but it is there: name another.")
@@ -191,6 +191,6 @@ def export(
     _say_one_answer(model)
     if model.synthetic:
         err.print("SYNTHETIC TWIN: the model was trained on generated records; its answers mean nothing")
-    result = written(model, chosen, output, tolerance=tolerance)
+    result = written(model, target, output, tolerance=tolerance)
     out.print(f"{result.path}: model {model.hash}")
     out.print(f"largest difference of a probability on generated records: {result.difference:.2g}")

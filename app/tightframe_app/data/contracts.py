@@ -156,23 +156,23 @@ def check(contract: _Contract, site_config: _Config, site: _Site = None, form: f
         raise wrong
     if form == "json":
         _check_as_json(agreed, tables)
-    held: dict[str, Sequence[int]] = {}
+    by_site: dict[str, Sequence[int]] = {}
     for name, entry in tables:
-        bad += not _checked(name, agreed, entry, held)
+        bad += not _checked(name, agreed, entry, by_site)
     if wrong is not None:
         raise wrong
     if bad:
         who = f"{bad} of {len(tables)} sites" if len(tables) > 1 else "the data"
         out.print(f"{who} cannot take part like this")
         raise typer.Exit(1)
-    if len(tables) > 1 and (text := _left_out(agreed, site_config, held)):
+    if len(tables) > 1 and (text := _left_out(agreed, site_config, by_site)):
         out.print(shown(text))
     out.print("no problem was found")
     if any(entry.contract is None for _, entry in tables):
         out.print(f'Agreed on? Then production needs in a site\'s entry: "contract": "{agreed.sha256()}"')
 
 
-def _left_out(contract: Contract, config: Path, held: Mapping[str, Sequence[int]]) -> str:
+def _left_out(contract: Contract, config: Path, by_site: Mapping[str, Sequence[int]]) -> str:
     """Name the classes that a model of one sum over all sites of a file would never answer."""
     from tightframe.data.contract import MultiLabel
     from tightframe_app.site.checks.job import Held, never_answered
@@ -180,7 +180,7 @@ def _left_out(contract: Contract, config: Path, held: Mapping[str, Sequence[int]
     if isinstance(contract.label, MultiLabel):
         return ""
     sites = {
-        name: Held(held[name], policy.resolve(production=False).class_count(synthetic=False))
+        name: Held(by_site[name], policy.resolve(production=False).class_count(synthetic=False))
         for name, _, policy in with_policies(config, None, contract)
     }
     return never_answered("fed3r, fedcgs and fedncm", sites, contract.label.titles)
@@ -295,11 +295,11 @@ def _possible_rows(contract: Contract, data: TableData) -> tuple[int, float] | N
     return (least, bits) if len(inputs) and bits < least else None
 
 
-def _checked(name: str, contract: Contract, entry: TableSite, held: dict[str, Sequence[int]]) -> bool:
+def _checked(name: str, contract: Contract, entry: TableSite, by_site: dict[str, Sequence[int]]) -> bool:
     """Print one site's findings; return whether it can take part.
 
     Args:
-        held: filled with the site's training records by class.
+        by_site: filled with the site's training records by class.
     """
     out.print(Text(f"{name}: {entry.place}" if name else entry.place, style="bold"))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), show_header=False)
@@ -311,7 +311,7 @@ def _checked(name: str, contract: Contract, entry: TableSite, held: dict[str, Se
         good = good and state != "problem"
         style = {"ok": "green", "note": "yellow", "problem": "bold red"}[state]
         table.add_row(Text(state, style=style), "\n".join(map(shown, text.splitlines())))
-    held[name] = counts
+    by_site[name] = counts
     console(WIDTH).print(table)
     return good
 

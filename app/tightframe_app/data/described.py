@@ -53,13 +53,13 @@ def describe(
     ends = _numbers(time_ends) if time_ends else ()
     described: list[tuple[str, Description]] = []
     unreadable: dict[str, str] = {}
-    chosen = tables.with_policies(site_config, site, agreed)
-    for name, entry, policy in chosen:
+    configured = tables.with_policies(site_config, site, agreed)
+    for name, entry, policy in configured:
         least = policy.resolve(production=True).class_count(synthetic=False)
         try:
             described.append((name, _of(agreed, entry, least, bins, ends)))
         except (TightframeError, FileNotFoundError) as error:
-            if len(chosen) == 1:
+            if len(configured) == 1:
                 raise
             unreadable[name] = str(error)
     if output is not None and described:
@@ -75,7 +75,7 @@ def describe(
     for name, why in unreadable.items():
         tables.err.print(f"error: {shown(name)}: {why}")
     if unreadable:
-        tables.err.print(f"{len(unreadable)} of {len(chosen)} sites cannot be shown")
+        tables.err.print(f"{len(unreadable)} of {len(configured)} sites cannot be shown")
         raise typer.Exit(2)
 
 

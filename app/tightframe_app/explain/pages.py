@@ -47,8 +47,8 @@ def _docstring(place: str) -> str:
     tree = ast.parse(
         (file if file.is_file() else folder.joinpath(path, "__init__.py")).read_text(encoding="utf-8")
     )
-    named = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    text = (ast.get_docstring(named[function] if function else tree) or "").removeprefix("Return ")
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    text = (ast.get_docstring(functions[function] if function else tree) or "").removeprefix("Return ")
     text = text.partition("\nArgs:\n")[0].rstrip()
     return re.sub(r"::$", ":", text[:1].upper() + text[1:], flags=re.MULTILINE)
 
@@ -62,14 +62,14 @@ def _effects() -> Iterator[str]:
         yield f"| method, options | setting | measure | less {baseline}'s [95 %] | seeds | |"
         yield "|---|---|---|---|---|---|"
         for method, effect in (pair for pair in measured if pair[1].baseline == baseline):
-            named = f"{method.title} (`{effect.options}`)" if effect.options else method.title
+            label = f"{method.title} (`{effect.options}`)" if effect.options else method.title
             cells = (
                 effect.measure,
                 effect.numbers,
                 str(effect.seeds),
                 "**seen**" if effect.seen else "not seen",
             )
-            yield f"| {' | '.join((named, effect.setting, *cells))} |"
+            yield f"| {' | '.join((label, effect.setting, *cells))} |"
         yield ""
 
 

@@ -120,5 +120,5 @@ def find(word: str) -> list[Topic]:
 
 def _single(item: Topic, word: str) -> Topic:
     """Return a topic with only the values of a name, which may include its block."""
-    chosen = [value for value in item.values if f".{value.name}".endswith(f".{word}")]
-    return replace(item, values=tuple(chosen))
+    values = [value for value in item.values if f".{value.name}".endswith(f".{word}")]
+    return replace(item, values=tuple(values))

@@ -105,10 +105,10 @@ def certify(
     """
     from tightframe_app.federation import certifying
 
-    def confirmed(one: certifying.Request) -> bool:
-        _say(f"{one.described()}: key {one.code}")
+    def confirmed(item: certifying.Request) -> bool:
+        _say(f"{item.described()}: key {item.code}")
         if key is not None:
-            return one.code.replace(" ", "") in [text.replace(" ", "").lower() for text in key]
+            return item.code.replace(" ", "") in [text.replace(" ", "").lower() for text in key]
         try:
             return typer.confirm("Did they read this code of their key to you by telephone?", default=False)
         except typer.Abort:
@@ -116,10 +116,10 @@ def certify(
 
     requests = [certifying.Request.read(path) for path in request]
     certified, declined = certifying.certify(requests, ca, profile, output, confirmed)
-    for one, answer in certified:
-        _say(f"certified: {one.name}; return {answer}")
-    for one in declined:
-        _say(f"not certified: {one.name}, whose key nobody has confirmed")
+    for item, answer in certified:
+        _say(f"certified: {item.name}; return {answer}")
+    for item in declined:
+        _say(f"not certified: {item.name}, whose key nobody has confirmed")
     if declined:
         raise typer.Exit(1)
 

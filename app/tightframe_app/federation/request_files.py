@@ -99,15 +99,15 @@ def files(project: str, port: int, participants: list[Participant]) -> dict[Path
     Raises:
         ValueError: if there is not one server, or two participants share a name.
     """
-    servers = [one for one in participants if one.kind == "server"]
+    servers = [participant for participant in participants if participant.kind == "server"]
     if len(servers) != 1:
         raise ValueError(f"expected one server, got {len(servers)}")
     content = {Path(PROFILE): profile(project, servers[0].name, port)}
-    for one in participants:
-        path = Path(REQUESTS, f"{one.name}.yml")
+    for participant in participants:
+        path = Path(REQUESTS, f"{participant.name}.yml")
         if path in content:
-            raise ValueError(f"expected every participant once, got {one.name!r} twice")
-        content[path] = one.request(project)
+            raise ValueError(f"expected every participant once, got {participant.name!r} twice")
+        content[path] = participant.request(project)
     return content
 
 

@@ -214,8 +214,8 @@ def export(
         numbers = {"min_sites": min_sites, "seed": seed}
         wanted_values = {key: value for key, value in numbers.items() if value is not None}
         wanted_values |= _changes(change or [])
-        named = None if name is None and method is None else (name, method, dataset, contract, preset)
-        _evaluate(evaluate, named, _names(sites), wanted_values, output, gpus or 0, gpu_memory, force)
+        selection = None if name is None and method is None else (name, method, dataset, contract, preset)
+        _evaluate(evaluate, selection, _names(sites), wanted_values, output, gpus or 0, gpu_memory, force)
         return
     sources = [item for item in (dataset, contract) if item is not None]
     if (name is None) == (method is None or len(sources) != 1) or (name and (method or sources)):
@@ -287,7 +287,7 @@ def export(
 
 def _evaluate(
     place: Path,
-    named: tuple[str | None, str | None, str | None, Path | None, str] | None,
+    selection: tuple[str | None, str | None, str | None, Path | None, str] | None,
     sites: list[str] | None,
     changes: dict[str, Any],
     output: Path | None,
@@ -299,10 +299,10 @@ def _evaluate(
     from tightframe_app.jobs import evaluating
     from tightframe_app.jobs import folders as job_folders
 
-    if named is None:
+    if selection is None:
         evaluation = evaluating.of_run(place, sites, changes)
     else:
-        name, method, dataset, contract, preset = named
+        name, method, dataset, contract, preset = selection
         sources = [item for item in (dataset, contract) if item is not None]
         if not place.is_file():
             raise typer.BadParameter(

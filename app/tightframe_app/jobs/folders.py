@@ -326,17 +326,17 @@ def _in_the_way(files: Mapping[str, str | bytes], folder: Path, *, anew: bool) -
         return ""
     try:
         present = read_job(folder)  # any engine's job may have files of these names
-        named = _read_object(folder / "meta.json").get("name")
+        present_name = _read_object(folder / "meta.json").get("name")
     except (JobFolderError, JobError):
         return "holds no complete job export"
     expected = _values(files)
-    if named != expected["job_name"]:
-        return f"holds the job {named!r}, not {expected['job_name']!r}"
+    if present_name != expected["job_name"]:
+        return f"holds the job {present_name!r}, not {expected['job_name']!r}"
     for key in () if anew else ("method", "dataset"):
         if present.get(key) != expected[key]:
-            return f"holds a job {named!r} with the {key} {present.get(key)!r}, not {expected[key]!r}"
+            return f"holds a job {present_name!r} with the {key} {present.get(key)!r}, not {expected[key]!r}"
     if not anew and _edited(folder):
-        return f"holds files of the job {named!r} that were edited, or written by another version"
+        return f"holds files of the job {present_name!r} that were edited, or written by another version"
     return ""
 
 

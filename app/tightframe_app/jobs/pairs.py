@@ -54,7 +54,7 @@ def pair(method: str, dataset: str) -> Recipe:
     """
     from tightframe import methods
 
-    chosen = methods.get(method)  # refuses an unknown method before an unknown data set
+    spec = methods.get(method)  # refuses an unknown method before an unknown data set
     if dataset not in BASES:
         raise JobError(
             [
@@ -66,7 +66,7 @@ def pair(method: str, dataset: str) -> Recipe:
         values = recipe.values
         if (values["method"], values["dataset"]) == (method, dataset) and "privacy" not in values:
             return recipe
-    bases = BASES if chosen.one_sum is None else ONE_SUM_BASES
+    bases = BASES if spec.one_sum is None else ONE_SUM_BASES
     return _with_method(recipes.get(bases[dataset]), method, dataset)
 
 
@@ -88,10 +88,10 @@ def pair_with_contract(method: str, path: Path) -> Recipe:
     from tightframe import methods
 
     contract = read_contract(path)
-    chosen = methods.get(method)
+    spec = methods.get(method)
     if "picture" in contract:
         return _with_method(
-            _of_pictures(contract, one_sum=chosen.start is not None), method, str(contract["title"])
+            _of_pictures(contract, one_sum=spec.start is not None), method, str(contract["title"])
         )
     base = recipes.get(BASES["fed_heart_disease"])
     table_values: dict[str, Any] = {
@@ -100,10 +100,10 @@ def pair_with_contract(method: str, path: Path) -> Recipe:
         # A hospital of a few hundred records may open such histograms (``evaluated_share``, TF-627).
         "evaluation": {**base.values["evaluation"], "score_bins": TABLE_BINS},
     }
-    if chosen.start is not None:
+    if spec.start is not None:
         table_values |= {"model": "identity", "model_options": {"standardise": True}}
     presets = {name: {**base.presets[name], "rounds": rounds} for name, rounds in _TABLE_ROUNDS.items()}
-    if chosen.own_model is not None:  # pooled moments and a baseline need a global model
+    if spec.own_model is not None:  # pooled moments and a baseline need a global model
         table_values["model_options"] = {**base.values["model_options"], "standardise": False}
         for layer in presets.values():
             layer.pop("local_baseline_epochs", None)
@@ -176,18 +176,18 @@ def _with_method(base: Recipe, method: str, dataset: str) -> Recipe:
     """Return a data set's recipe with another method."""
     from tightframe import methods
 
-    chosen, preset = methods.get(method), of(method)
+    spec, preset = methods.get(method), of(method)
     values: dict[str, Any] = {key: value for key, value in base.values.items() if key != "method_options"}
     values |= {"method": method, "personalise": preset.own_models}
-    if chosen.rounds == 1:
+    if spec.rounds == 1:
         values["evaluation"] = {**values.get("evaluation", {}), "models": 1}
     presets = {name: dict(layer) for name, layer in base.presets.items()}
     # With FedROD's default options the backbone keeps its own head.
-    brings_head = chosen.head is not None and method != "fedrod"
+    brings_head = spec.head is not None and method != "fedrod"
     for layer in (values, *presets.values()):
         layer.pop("method_options", None)
-        if chosen.rounds is not None and "rounds" in layer:
-            layer["rounds"] = chosen.rounds
+        if spec.rounds is not None and "rounds" in layer:
+            layer["rounds"] = spec.rounds
         if "training" in layer:
             layer["training"] = {**layer["training"], **preset.training}
         if brings_head and "model_options" in layer:
@@ -200,7 +200,7 @@ def _with_method(base: Recipe, method: str, dataset: str) -> Recipe:
     if preset.options:
         values["method_options"] = dict(preset.options)
     name = f"{method}_{base.name.partition('_')[2]}"
-    return replace(base, name=name, title=f"{chosen.title} on {dataset}", values=values, presets=presets)
+    return replace(base, name=name, title=f"{spec.title} on {dataset}", values=values, presets=presets)
 
 
 def added(job: JobConfig, changes: Mapping[str, Any]) -> dict[str, Any]:

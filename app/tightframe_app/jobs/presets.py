@@ -181,9 +181,9 @@ class Effect:
     @property
     def line(self) -> str:
         """Return the comparison in one line."""
-        named = f" ({self.options})" if self.options else ""
+        note = f" ({self.options})" if self.options else ""
         return (
-            f"{self.setting}{named}: {self.measure} {self.numbers} less {self.baseline}'s, {self.seeds} seeds"
+            f"{self.setting}{note}: {self.measure} {self.numbers} less {self.baseline}'s, {self.seeds} seeds"
         )
 
 

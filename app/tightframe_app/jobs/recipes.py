@@ -91,11 +91,11 @@ class Recipe:
         """Return the recipe's values, changed."""
         values = self._values(preset)
         replaced = _replaced(values, changes)
-        kept = _kept(values, changes, replaced)
+        carried = _kept(values, changes, replaced)
         for kind in replaced:
             values.pop(f"{kind}_options", None)
-        if kept:
-            values["model_options"] = kept
+        if carried:
+            values["model_options"] = carried
         if "method" in changes and (rounds := _own_rounds(changes["method"])) is not None:
             values["rounds"] = rounds
         for key, value in changes.items():
@@ -112,17 +112,17 @@ class Recipe:
         """
         values = self._values(preset)
         replaced = _replaced(values, changes)
-        kept = {f"model_options.{name}" for name in _kept(values, changes, replaced)}
-        lost = {
+        carried = {f"model_options.{name}" for name in _kept(values, changes, replaced)}
+        dropped = {
             kind: [
                 key
                 for name in values.get(f"{kind}_options", {})
-                if (key := f"{kind}_options.{name}") not in {*changes, *kept}
+                if (key := f"{kind}_options.{name}") not in {*changes, *carried}
                 and f"{kind}_options" not in changes
             ]
             for kind in replaced
         }
-        return {kind: keys for kind, keys in lost.items() if keys}
+        return {kind: keys for kind, keys in dropped.items() if keys}
 
     def described(self, job: JobConfig, preset: str) -> str:
         """Return the title of a job from this recipe: the recipe's own if it still applies."""

@@ -37,18 +37,18 @@ NOTHING = re.compile(r"nothing can be contributed to this sum: (TF-\d{3})")
 """A silo's log line that has it."""
 
 
-def records(local: Path, used: Path | None, job: JobConfig) -> str:
+def records(local: Path, config: Path | None, job: JobConfig) -> str:
     """Describe the records of a run, after checking that they can be opened.
 
     Args:
         local: the workspace's ``local/``.
-        used: path of the site configuration in use, for messages; None if there is none.
+        config: path of the site configuration in use, for messages; None if there is none.
 
     Raises:
         SiteConfigError: if the site configuration is wrong, does not name a site of the job, or names
             records that cannot be opened; lists all sites' problems.
     """
-    if used is None:
+    if config is None:
         return f"site configuration: none, every silo {unconfigured(job)}"
     entries: dict[str, SiteEntry] = {}
     problems: dict[str, list[str]] = {}
@@ -59,18 +59,18 @@ def records(local: Path, used: Path | None, job: JobConfig) -> str:
             if error.code != "TF-201":
                 raise  # the error covers the whole file, with all its problems
             # Name the user's own file, of which the workspace has a copy.
-            problem = str(error).replace(str(local / FILE_NAME), str(used))
+            problem = str(error).replace(str(local / FILE_NAME), str(config))
             problems.setdefault(problem, []).append(site)
         else:
             entries |= {} if entry is None else {site: entry}
     if not entries and not problems:
-        return f"site configuration: {used}, for the server only; every silo {unconfigured(job)}"
+        return f"site configuration: {config}, for the server only; every silo {unconfigured(job)}"
     if problems := problems | unreadable(job, entries):
         lines = "\n".join(f"  - {', '.join(sites)}: {problem}" for problem, sites in problems.items())
-        raise SiteConfigError(f"Expected {used} to say where each site's records lie, but:\n{lines}")
+        raise SiteConfigError(f"Expected {config} to say where each site's records lie, but:\n{lines}")
     twins = [site for site, entry in entries.items() if entry.rehearses]
     generated = f"; each of {', '.join(twins)} {unconfigured(job)}" if twins else ""
-    return f"site configuration: {used}{generated}"
+    return f"site configuration: {config}{generated}"
 
 
 def check_start(local: Path, setup: JobSetup) -> None:
@@ -151,12 +151,12 @@ def keep(workspace: Path, most: int, say: Callable[[str], None]) -> Path | None:
     return folder
 
 
-def set_previous(previous: Path | None, workspace: Path, kept: Path | None) -> Path | None:
+def set_previous(previous: Path | None, workspace: Path, moved: Path | None) -> Path | None:
     """Set the environment variable that names to silos the stopped simulation that this job continues.
 
     Args:
         previous: the user's folder, which may be this workspace.
-        kept: folder to which the workspace's earlier run was moved.
+        moved: folder to which the workspace's earlier run was moved.
 
     Returns:
         The stopped simulation's present folder; None without one.
@@ -164,12 +164,12 @@ def set_previous(previous: Path | None, workspace: Path, kept: Path | None) -> P
     if previous is None:
         return None
     if previous.resolve() == workspace.resolve():
-        if kept is None:
+        if moved is None:
             raise typer.BadParameter(
                 "it is this run's own workspace, and its earlier run is not kept: choose another --workspace",
                 param_hint="--previous-run",
             )
-        previous = kept
+        previous = moved
     os.environ[PREVIOUS_RUN] = str(previous.resolve())
     return previous
 
@@ -268,9 +268,9 @@ def _write_outcome(setup: JobSetup, results: Path, reason: str, local: Path) -> 
     site = setup.job.roster[0]
     try:
         if (results / CHECKPOINT).is_file():
-            stored, kept = resume.read(results / CHECKPOINT)
-            record.rows, record.absent, record.best = list(kept.rows), dict(kept.absent), kept.best
-            record.weights, record.rounds_done = dict(kept.weights), int(stored.described["after_round"])
+            stored, saved = resume.read(results / CHECKPOINT)
+            record.rows, record.absent, record.best = list(saved.rows), dict(saved.absent), saved.best
+            record.weights, record.rounds_done = dict(saved.weights), int(stored.described["after_round"])
         entry = site_entry(local, site, production=False, alone=len(setup.job.roster) == 1)
         record.synthetic = open_data(setup.job, site, entry).synthetic
     except TightframeError as error:

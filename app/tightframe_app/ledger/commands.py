@@ -269,23 +269,23 @@ def ledger_begin(
     except TightframeError as error:
         if error.code not in LOST:
             raise
-        lost = error
+        loss = error
     else:
         where = shown(str(memory.places.ledger))
         out.print(f"{where} is whole, as far as can be checked: no new ledger was begun")
         return
-    out.print(shown(str(lost)), soft_wrap=True)
+    out.print(shown(str(loss)), soft_wrap=True)
     out.print(FORGOTTEN, markup=False)
-    kept = lost.code == "TF-620" and memory.places.ledger.is_file()
+    continues = loss.code == "TF-620" and memory.places.ledger.is_file()
     where = shown(str(memory.places.ledger))
-    if kept:
+    if continues:
         out.print(f"What {where} has stays, charges too: only what is not in it is forgotten.")
     if not yes and not typer.confirm("Begin a new ledger at this site?"):
         out.print("nothing was changed")
         raise typer.Exit(1)
-    site_ledger.begin_anew(lost.code)
+    site_ledger.begin_anew(loss.code)
     out.print(
-        f"{f'{where} goes on' if kept else f'a new ledger begins at {where}'}; it records this decision"
+        f"{f'{where} goes on' if continues else f'a new ledger begins at {where}'}; it records this decision"
     )
 
 

@@ -116,7 +116,7 @@ def check(
     findings = list(dict.fromkeys(check_site(scope)))  # withdrawn records are checked twice
     problems = [finding for finding in findings if finding.state == "problem"]
     refusals = sum(finding.of_job for finding in problems)
-    own = len(problems) - refusals
+    site_problems = len(problems) - refusals
     if form == "json":
         from tightframe_app.outputs import SiteCheck, SiteFinding
 
@@ -126,13 +126,13 @@ def check(
     for finding in findings if verbose else in_blocks(findings):
         table.add_row(Text(finding.state, style=STYLES[finding.state]), finding.area, _shown(finding.text))
     console(WIDTH).print(table)
-    if own:
-        many = "1 problem: correct it" if own == 1 else f"{own} problems: correct them"
+    if site_problems:
+        many = "1 problem: correct it" if site_problems == 1 else f"{site_problems} problems: correct them"
         out.print(f"{many} before this site takes part")
     if refusals:
         unnamed = all(f.text.startswith("TF-614: contract: ") for f in problems if f.of_job)
         out.print(UNNAMED if unnamed else REFUSED)
-    if own or refusals:
+    if site_problems or refusals:
         raise typer.Exit(1)
     out.print("no problem was found")
 
@@ -166,8 +166,8 @@ def stop(
     if not processes:
         out.print(f"{opened.name}: no process of this kit runs")
         return
-    for one in processes:
-        out.print(_shown(f"{opened.name}: {one.described()}"))
+    for item in processes:
+        out.print(_shown(f"{opened.name}: {item.described()}"))
     if (unit := site_stop.service(processes)) is not None:
         out.print(_shown(SERVICE.format(unit=unit)))
     if names := site_stop.jobs(processes):
@@ -177,12 +177,12 @@ def stop(
             out.print("nothing was stopped; --when-idle waits for the job's end, --yes does not ask")
             raise typer.Exit(1)
     ended = site_stop.stop(opened.folder, processes, timeout=timeout)
-    for one in ended.killed:
-        out.print(_shown(f"did not end in {timeout:g} seconds and was killed: {one.described()}"))
-    if unit is not None and any(one.role in ("client", "server") for one in ended.killed):
+    for item in ended.killed:
+        out.print(_shown(f"did not end in {timeout:g} seconds and was killed: {item.described()}"))
+    if unit is not None and any(item.role in ("client", "server") for item in ended.killed):
         out.print(_shown(AGAIN.format(unit=unit)))
-    for one in ended.left:
-        out.print(_shown(f"still running: {one.described()}; does a service manager restart it?"))
+    for item in ended.left:
+        out.print(_shown(f"still running: {item.described()}; does a service manager restart it?"))
     if ended.left:
         raise typer.Exit(1)
     out.print("stopped: no process of this kit is left")
@@ -224,16 +224,16 @@ def _only(configs: Sequence[Path]) -> Path:
 def in_blocks(findings: Sequence[Finding]) -> list[Finding]:
     """Return findings in one block per site, of a summary and the problems, for a file of several sites."""
     shown: list[Finding] = []
-    if len(sites := {one.site for one in findings} - {""}) < 2:
+    if len(sites := {item.site for item in findings} - {""}) < 2:
         return list(findings)
     for finding in findings:
-        if finding.site and any(one.area == finding.site for one in shown):
+        if finding.site and any(item.area == finding.site for item in shown):
             continue
         if not finding.site:
             shown.append(finding)
             continue
-        block = [one for one in findings if one.site == finding.site]
-        counts = {state: sum(one.state == state for one in block) for state in ("problem", "note", "ok")}
+        block = [item for item in findings if item.site == finding.site]
+        counts = {state: sum(item.state == state for item in block) for state in ("problem", "note", "ok")}
         parts = [
             f"{number} {word}{'s' if number > 1 and word != 'ok' else ''}"
             for word, number in counts.items()
@@ -242,18 +242,18 @@ def in_blocks(findings: Sequence[Finding]) -> list[Finding]:
         state: State = "problem" if counts["problem"] else "ok"
         rest = "; --verbose shows all" if counts["ok"] else ""
         shown.append(Finding(finding.site, state, f"{', '.join(parts)}{rest}"))
-        shown += [one for one in block if one.state == "problem"]
-    after = max(place for place, one in enumerate(shown) if one.site or one.area in sites) + 1
+        shown += [item for item in block if item.state == "problem"]
+    after = max(place for place, item in enumerate(shown) if item.site or item.area in sites) + 1
     return [*shown[:after], *_notes(findings), *shown[after:]]
 
 
 def _notes(findings: Sequence[Finding]) -> list[Finding]:
     """Return the sites' notes, each text once, for a file of several sites."""
-    every = list(dict.fromkeys(one.site for one in findings if one.site))
+    every = list(dict.fromkeys(item.site for item in findings if item.site))
     sites: dict[tuple[str, str], list[str]] = {}
-    for one in findings:
-        if one.site and one.state == "note":
-            sites.setdefault((one.area.partition(" of ")[0], one.text), []).append(one.site)
+    for item in findings:
+        if item.site and item.state == "note":
+            sites.setdefault((item.area.partition(" of ")[0], item.text), []).append(item.site)
     return [
         Finding(area, "note", f"{'all sites' if where == every else ', '.join(where)}: {text}")
         for (area, text), where in sites.items()
@@ -299,16 +299,16 @@ def features(
             code="TF-201",
         )
     state = Path(entry.state_dir)
-    kept = list(feature_folders.stored(state))
-    size = sum(path.stat().st_size for path in kept)
+    files_on_disk = list(feature_folders.stored(state))
+    size = sum(path.stat().st_size for path in files_on_disk)
     if delete:
         feature_folders.delete_all(state)
     if form == "json":
         from tightframe_app.outputs import Features
 
         kind = entry.feature_cache
-        formats.show(Features(feature_cache=kind, files=len(kept), bytes=size, deleted=delete))
+        formats.show(Features(feature_cache=kind, files=len(files_on_disk), bytes=size, deleted=delete))
         return
-    files = "1 file" if len(kept) == 1 else f"{len(kept)} files"
+    files = "1 file" if len(files_on_disk) == 1 else f"{len(files_on_disk)} files"
     summary = f"{files} of features, {size / 2**20:.1f} MiB, in {state}"
     out.print(f"deleted: {summary}" if delete else f"{summary} (feature_cache: {entry.feature_cache})")

@@ -163,38 +163,40 @@ class Looker:
         """Return the current values, naming what cannot be read in ``problems``."""
         folder = self._kit.folder
         processes = stop.running(folder)
-        known = replace(
+        state = replace(
             self._known,
-            running=tuple(one.described() for one in processes if one.role != "child"),
+            running=tuple(item.described() for item in processes if item.role != "child"),
             jobs=tuple(stop.jobs(processes)),
         )
         if self._changed("logs", logs := [folder / "log.txt", *sorted(folder.glob("*-*-*-*-*/log.txt"))]):
-            known = replace(known, refusals=refusals(folder, logs))
+            state = replace(state, refusals=refusals(folder, logs))
         files = [self._config, *_ledger_files(self._config, self._kit.name)]
         if self._changed("site", files):
-            known = self._read(known)
+            state = self._read(state)
             self._checked = -CHECK_AGAIN
         if time.monotonic() - self._checked >= CHECK_AGAIN:
             self._checked = time.monotonic()
-            known = replace(known, findings=self._check())
-        shown = {*known.jobs, *(one.job for one in known.released), *(one.job for one in known.refusals)} - {
-            ""
-        }
+            state = replace(state, findings=self._check())
+        shown = {
+            *state.jobs,
+            *(item.job for item in state.released),
+            *(item.job for item in state.refusals),
+        } - {""}
         names = {
             job: name
-            for job in shown - known.names.keys()
+            for job in shown - state.names.keys()
             if (name := job_name(self._kit.folder / job, self._kit.name))
         }
-        known = replace(known, names={**known.names, **names})
-        self._known = known
-        return known
+        state = replace(state, names={**state.names, **names})
+        self._known = state
+        return state
 
     def _changed(self, what: str, files: Sequence[Path]) -> bool:
         now = tuple((str(path), _version(path)) for path in files)
         before, self._versions[what] = self._versions.get(what), now
         return now != before
 
-    def _read(self, known: Known) -> Known:
+    def _read(self, state: Known) -> Known:
         from tightframe.config.site import parse_single, read_object
         from tightframe.privacy.ledger.summary import exact_jobs, spendings
         from tightframe.rounds.site_ledger import read_contents
@@ -203,17 +205,17 @@ class Looker:
             entry, _ = parse_single(read_object(self._config), str(self._config))
             policy = entry.policy.resolve(production=True)
         except (TightframeError, OSError) as error:
-            return replace(known, entry=None, policy=None, problems=(str(error),))
-        known = replace(known, entry=entry, policy=policy, problems=())
+            return replace(state, entry=None, policy=None, problems=(str(error),))
+        state = replace(state, entry=entry, policy=policy, problems=())
         if entry.state_dir is None:
-            return known
+            return state
         try:
             memory = memory_of(self._config, self._kit.name, self._kit.startup)
             contents = read_contents(memory.places, check=memory.check())
             entries = () if contents is None else contents.entries
             spent = tuple(spendings(entries, policy.delta_cap or DELTA))
             return replace(
-                known,
+                state,
                 released=released(entries),
                 cohorts=cohorts(entries),
                 spendings=spent,
@@ -221,7 +223,7 @@ class Looker:
                 told=told_exactly(memory, policy),
             )
         except (TightframeError, OSError) as error:
-            nothing = replace(known, released=(), cohorts={}, spendings=(), exact=(), told={})
+            nothing = replace(state, released=(), cohorts={}, spendings=(), exact=(), told={})
             return replace(nothing, problems=(str(error),))
 
     def _check(self) -> tuple[Finding, ...]:
@@ -319,55 +321,55 @@ def refusals(kit: Path, logs: Sequence[Path]) -> tuple[Refusal, ...]:
             elif within := within and line.startswith(_ITEM):
                 longer = f"{refused[-1].text} {line.removeprefix(_ITEM)}"
                 refused[-1] = replace(refused[-1], text=longer[:LONGEST])
-    refused.sort(key=lambda one: one.when, reverse=True)
+    refused.sort(key=lambda item: item.when, reverse=True)
     return tuple(refused[:MOST_REFUSALS])
 
 
-def content(known: Known) -> Content:
+def content(state: Known) -> Content:
     """Return the page's content, a pure function of the known values."""
-    doing = f"{plural(len(known.jobs), 'job')} running" if known.running else "the client does not run"
-    wrong = [one for one in known.findings if one.state == "problem"]
-    summary = f"{known.site}: {doing}" + (f"; {plural(len(wrong), 'problem')}" if wrong else "")
+    doing = f"{plural(len(state.jobs), 'job')} running" if state.running else "the client does not run"
+    wrong = [item for item in state.findings if item.state == "problem"]
+    summary = f"{state.site}: {doing}" + (f"; {plural(len(wrong), 'problem')}" if wrong else "")
     parts = [
-        tag("div", *_top(known, doing, wrong), id="top"),
-        _left(known),
-        _spent(known),
-        _refused(known),
-        _rules(known),
-        _checked(known),
+        tag("div", *_top(state, doing, wrong), id="top"),
+        _left(state),
+        _spent(state),
+        _refused(state),
+        _rules(state),
+        _checked(state),
     ]
-    return Content(f"{known.site} \N{EN DASH} {doing}", summary, join(parts))
+    return Content(f"{state.site} \N{EN DASH} {doing}", summary, join(parts))
 
 
-def _top(known: Known, doing: str, wrong: Sequence[Finding]) -> Iterator[Part]:
-    for problem in known.problems:
+def _top(state: Known, doing: str, wrong: Sequence[Finding]) -> Iterator[Part]:
+    for problem in state.problems:
         yield layout.notice("bad", tag("b", "This site's files cannot be used. "), coded(problem))
     for finding in wrong:
         yield layout.notice("warn", tag("b", f"{finding.area}: "), coded(finding.text))
-    data = "" if known.entry is None else ", ".join(sorted(known.entry.data)) or "none is set up"
+    data = "" if state.entry is None else ", ".join(sorted(state.entry.data)) or "none is set up"
     yield facts(
         [
             ("now", doing),
-            ("jobs that run", ", ".join(_named(known, job, len(job)) for job in known.jobs) or None),
-            ("processes", join(known.running, ", ") if known.running else "none of this kit"),
+            ("jobs that run", ", ".join(_named(state, job, len(job)) for job in state.jobs) or None),
+            ("processes", join(state.running, ", ") if state.running else "none of this kit"),
             ("data sets", data or None),
-            ("policy", None if known.policy is None else known.policy.profile),
-            ("kit", str(known.kit)),
+            ("policy", None if state.policy is None else state.policy.profile),
+            ("kit", str(state.kit)),
         ]
     )
 
 
-def _left(known: Known) -> Markup:
+def _left(state: Known) -> Markup:
     rows: list[list[Part]] = [
         [
-            _job(known, one.job),
-            _when(one.first),
-            _when(one.last),
-            str(one.sums),
-            str(one.fewest),
-            ", ".join(_GROUPS.get(name, name) for name in one.groups),
+            _job(state, item.job),
+            _when(item.first),
+            _when(item.last),
+            str(item.sums),
+            str(item.fewest),
+            ", ".join(_GROUPS.get(name, name) for name in item.groups),
         ]
-        for one in known.released
+        for item in state.released
     ]
     head = ["job", "first sum", "last sum", "sums", "fewest hospitals in one", "what"]
     parts: list[Part] = [
@@ -380,27 +382,27 @@ def _left(known: Known) -> Markup:
     ]
     none = tag("p", "Nothing has left this site in a sum yet.", class_="missing")
     parts.append(table(head, rows) if rows else none)
-    if known.cohorts:
+    if state.cohorts:
         parts.append(tag("p", "Counts and evaluation may be known for one cohort of each data set:"))
-        parts.append(listed(f"{name}: {', '.join(who)}" for name, who in sorted(known.cohorts.items())))
+        parts.append(listed(f"{name}: {', '.join(who)}" for name, who in sorted(state.cohorts.items())))
     return section("What left in sums", *parts)
 
 
-def _spent(known: Known) -> Markup:
-    cap = None if known.policy is None else known.policy.epsilon_cap
+def _spent(state: Known) -> Markup:
+    cap = None if state.policy is None else state.policy.epsilon_cap
     parts: list[Part] = []
-    for one in known.spendings:
+    for item in state.spendings:
         left = None
         if cap is not None:
-            left = f"epsilon {rounded_down(max(0.0, cap - one.spent.guaranteed))} of {cap:g}"
-        parts.append(tag("h3", one.dataset_id))
+            left = f"epsilon {rounded_down(max(0.0, cap - item.spent.guaranteed))} of {cap:g}"
+        parts.append(tag("h3", item.dataset_id))
         parts.append(
             facts(
                 [
-                    ("spent", f"epsilon {rounded_up(one.spent.guaranteed)}, delta {one.delta:g}"),
+                    ("spent", f"epsilon {rounded_up(item.spent.guaranteed)}, delta {item.delta:g}"),
                     ("left", left or "this site has set no cap (epsilon_cap)"),
-                    ("if no other silo adds noise", f"epsilon {rounded_up(one.alone)}"),
-                    ("protects", one.neighbours),
+                    ("if no other silo adds noise", f"epsilon {rounded_up(item.alone)}"),
+                    ("protects", item.neighbours),
                 ]
             )
         )
@@ -412,27 +414,27 @@ def _spent(known: Known) -> Markup:
                 str(job.retries),
                 rounded_up(job.epsilon),
             ]
-            for job in reversed(one.jobs)
+            for job in reversed(item.jobs)
         ]
         if rows:
             parts.append(table(["job", "name", "charges", "repeats", "epsilon of it alone"], rows))
-    if known.exact:
+    if state.exact:
         from tightframe.privacy.ledger.summary import exact_text
 
-        parts.append(tag("p", f"{exact_text([_named(known, job) for job in known.exact])}."))
-        for name, lines in known.told.items():
+        parts.append(tag("p", f"{exact_text([_named(state, job) for job in state.exact])}."))
+        for name, lines in state.told.items():
             parts += [tag("h3", f"{name}: what exact totals told"), listed(lines)]
-    if not known.spendings:
+    if not state.spendings:
         parts.append(
             tag("p", "No job with differential privacy has charged this site's ledger yet.", class_="missing")
         )
     return section("What was spent", *parts)
 
 
-def _refused(known: Known) -> Markup:
+def _refused(state: Known) -> Markup:
     rows: list[list[Part]] = [
-        [_logged(one.when), one.code, coded(one.text), _job(known, one.job) if one.job else "the client"]
-        for one in known.refusals
+        [_logged(item.when), item.code, coded(item.text), _job(state, item.job) if item.job else "the client"]
+        for item in state.refusals
     ]
     parts: list[Part] = [
         tag("p", "From this kit's logs, the newest first; these texts never leave the site.")
@@ -442,33 +444,33 @@ def _refused(known: Known) -> Markup:
     return section("What was refused", *parts)
 
 
-def _rules(known: Known) -> Markup:
-    if known.policy is None:
+def _rules(state: Known) -> Markup:
+    if state.policy is None:
         return section("Policy", tag("p", "The configuration cannot be read.", class_="missing"))
     from tightframe.config.policy import PROFILES
 
-    usual: Mapping[str, Any] = PROFILES[known.policy.profile]
+    usual: Mapping[str, Any] = PROFILES[state.policy.profile]
     words = rule_words()
-    own: list[list[Part]] = []
+    changed: list[list[Part]] = []
     others: list[list[Part]] = []
-    for name, value in known.policy:
+    for name, value in state.policy:
         if name == "profile":
             continue
         row: list[Part] = [tag("code", name), _value(value), words.get(name, "")]
-        (own if name in usual and _value(usual[name]) != _value(value) else others).append(row)
+        (changed if name in usual and _value(usual[name]) != _value(value) else others).append(row)
     head = ["rule", "here", "what it means"]
     parts: list[Part] = [
-        tag("p", f"Profile {known.policy.profile}. A job that breaks a rule is refused here.")
+        tag("p", f"Profile {state.policy.profile}. A job that breaks a rule is refused here.")
     ]
-    if own:
-        parts += [tag("h3", "Changed from the profile"), table(head, own, wrapped=[2])]
+    if changed:
+        parts += [tag("h3", "Changed from the profile"), table(head, changed, wrapped=[2])]
     parts.append(folded(f"{plural(len(others), 'rule')} as in the profile", table(head, others, wrapped=[2])))
     return section("Policy", *parts)
 
 
-def _checked(known: Known) -> Markup:
-    rows: list[list[Part]] = [[one.area, one.state, coded(one.text)] for one in known.findings]
-    states = [one.state for one in known.findings]
+def _checked(state: Known) -> Markup:
+    rows: list[list[Part]] = [[item.area, item.state, coded(item.text)] for item in state.findings]
+    states = [item.state for item in state.findings]
     summary = f"{plural(states.count('problem'), 'problem')}, {plural(states.count('note'), 'note')}"
     return section(
         "Check",
@@ -496,14 +498,14 @@ def _short(job: str) -> Markup:
     return tag("code", job[:8], title=job)
 
 
-def _named(known: Known, job: str, length: int = 8) -> str:
+def _named(state: Known, job: str, length: int = 8) -> str:
     """Return a job's name with the start of its id, or the id alone."""
-    name = known.names.get(job)
+    name = state.names.get(job)
     return f"{name} ({job[:length]})" if name else job[:length]
 
 
-def _job(known: Known, job: str) -> Markup:
-    return tag("span", _named(known, job), title=job)
+def _job(state: Known, job: str) -> Markup:
+    return tag("span", _named(state, job), title=job)
 
 
 def _value(value: object) -> str:

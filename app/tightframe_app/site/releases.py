@@ -209,7 +209,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
     for entry in entries:
         if isinstance(entry, ProfileUsed | ProfileAccepted):
             ways.setdefault((entry.dataset, entry.profile), entry)
-    used = dict.fromkeys(
+    used_profiles = dict.fromkeys(
         (entry.dataset, entry.profile) for entry in entries if isinstance(entry, ProfileUsed)
     )
     if form == "json":
@@ -266,7 +266,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
                 out.print(kind.format(job=_job(memory, job), first=_job(memory, chain)))
         users = [entry for entry in of_records if isinstance(entry, ProfileUsed) and entry.dataset == dataset]
         one_job = len(hows.keys() - {"accepted by hand"}) == 1
-        out.print(_together([profile for name, profile in used if name == dataset], one_job=one_job))
+        out.print(_together([profile for name, profile in used_profiles if name == dataset], one_job=one_job))
         history = History(entries)
         for line in evaluations_told(history, dataset, limits):
             out.print(line)
@@ -356,10 +356,10 @@ def _together(profiles: Sequence[Profile], *, one_job: bool) -> str:
     from tightframe.rounds.sums.revealed import what_both_reveal
     from tightframe.securesum.site.journal import in_words, values_of
 
-    used = [dict(profile) for profile in profiles]
+    settings_used = [dict(profile) for profile in profiles]
     values = {
-        name: list(dict.fromkeys(value for item in used for value in values_of(name, item)))
-        for name in dict.fromkeys(name for item in used for name in item)
+        name: list(dict.fromkeys(value for item in settings_used for value in values_of(name, item)))
+        for name in dict.fromkeys(name for item in settings_used for name in item)
     }
     differing = {name: options for name, options in values.items() if len(options) > 1}
     if not profiles:
@@ -372,7 +372,7 @@ def _together(profiles: Sequence[Profile], *, one_job: bool) -> str:
         f"{name}: {' or '.join((*others, last))}" for name, (others, last) in texts.items()
     )
     lines = [TOGETHER.format(ways=len(profiles), settings=settings)]
-    lines += [f"- {text}" for text in dict.fromkeys(what_both_reveal(*each) for each in differing.items())]
+    lines += [f"- {text}" for text in dict.fromkeys(what_both_reveal(*item) for item in differing.items())]
     return "\n".join([*lines, NO_NOISE])
 
 
@@ -676,15 +676,15 @@ def _weight(text: str) -> str:
 def _classes(text: str, names: Sequence[str]) -> tuple[str, ...]:
     """Return the classes in a JSON list, in the data set's order."""
     try:
-        named = json.loads(text)
+        chosen = json.loads(text)
     except ValueError:
-        named = None
-    if not isinstance(named, list) or not named or not all(name in names for name in named):
+        chosen = None
+    if not isinstance(chosen, list) or not chosen or not all(name in names for name in chosen):
         raise typer.BadParameter(
             f"expected a list of classes of {list(names)}, as '[\"{names[0]}\"]', but got {text!r}",
             param_hint="--classes",
         )
-    return tuple(name for name in names if name in named)
+    return tuple(name for name in names if name in chosen)
 
 
 def _sha256(text: str, hint: str) -> str:

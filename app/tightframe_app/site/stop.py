@@ -136,23 +136,23 @@ def running(kit: Path) -> list[KitProcess]:
     """Return a kit's processes, the script first, so that it cannot restart an ended one."""
     folder, trainer = kit.resolve(), _trainer(kit)
     processes = [
-        one
+        item
         for process in psutil.process_iter()
-        if (one := _kit_process(process, folder, trainer)) is not None
+        if (item := _kit_process(process, folder, trainer)) is not None
     ]
     order: tuple[Role, ...] = ("script", "client", "server", "service", "job", "child")
-    numbers = {one.process.pid for one in processes}
-    for one in list(processes):
-        for child in _children(one.process):
+    numbers = {item.process.pid for item in processes}
+    for item in list(processes):
+        for child in _children(item.process):
             if child.pid not in numbers:
                 numbers.add(child.pid)
-                processes.append(KitProcess(child, "child", account=one.account))
-    return sorted(processes, key=lambda one: (order.index(one.role), one.process.pid))
+                processes.append(KitProcess(child, "child", account=item.account))
+    return sorted(processes, key=lambda item: (order.index(item.role), item.process.pid))
 
 
 def jobs(processes: Iterable[KitProcess]) -> list[str]:
     """Return the ids of the running jobs."""
-    return sorted({one.job for one in processes if one.role == "job"})
+    return sorted({item.job for item in processes if item.role == "job"})
 
 
 def service(processes: Iterable[KitProcess]) -> str | None:
@@ -161,10 +161,10 @@ def service(processes: Iterable[KitProcess]) -> str | None:
     The unit is that of the control group, which the process cannot leave. Other names are not conclusive: a
     client started by hand is in the group of a login or a terminal, which may also be a service.
     """
-    for one in processes:
-        if one.role in ("client", "server"):
+    for item in processes:
+        if item.role in ("client", "server"):
             try:
-                groups = (PROC / str(one.process.pid) / "cgroup").read_text(encoding="utf-8").splitlines()
+                groups = (PROC / str(item.process.pid) / "cgroup").read_text(encoding="utf-8").splitlines()
             except OSError:
                 continue
             for group in groups:
@@ -181,16 +181,16 @@ def check_owner(processes: Iterable[KitProcess]) -> None:
         SiteConfigError: TF-618; the text names the account that runs the kit.
     """
     me = os.getuid()
-    for one in processes:
+    for item in processes:
         try:
             # The training account's service ends its processes when the client ends.
-            if me in (0, one.process.uids().real) or one.account:
+            if me in (0, item.process.uids().real) or item.account:
                 continue
-            owner = one.process.username()
+            owner = item.process.username()
         except psutil.NoSuchProcess:
             continue
         raise SiteConfigError(
-            f"Expected this site's processes to run as this account, but {one.described()} runs as {owner}: "
+            f"Expected this site's processes to run as this account, but {item.described()} runs as {owner}: "
             f"nothing was stopped. Run the command as {owner}.",
             code="TF-618",
         )
@@ -216,18 +216,18 @@ def stop(kit: Path, processes: Sequence[KitProcess], *, timeout: float) -> Stopp
         processes: from ``running``.
         timeout: seconds from terminating to killing.
     """
-    _signal((one for one in processes if one.role in TERMINATED), psutil.Process.terminate)
+    _signal((item for item in processes if item.role in TERMINATED), psutil.Process.terminate)
     everything = list(processes)
     until = time.monotonic() + timeout
     while (alive := _alive(everything)) and time.monotonic() < until:
-        psutil.wait_procs([one.process for one in alive], timeout=min(POLL, timeout))
+        psutil.wait_procs([item.process for item in alive], timeout=min(POLL, timeout))
         if not _alive(everything):
             # Processes started meanwhile have not been terminated yet.
-            new = [one for one in running(kit) if one not in everything]
-            _signal((one for one in new if one.role in TERMINATED), psutil.Process.terminate)
+            new = [item for item in running(kit) if item not in everything]
+            _signal((item for item in new if item.role in TERMINATED), psutil.Process.terminate)
             everything += new
     _signal(alive, psutil.Process.kill)
-    psutil.wait_procs([one.process for one in alive], timeout=GRACE)
+    psutil.wait_procs([item.process for item in alive], timeout=GRACE)
     left = running(kit)
     if not left:
         for name in NOTES:
@@ -236,7 +236,7 @@ def stop(kit: Path, processes: Sequence[KitProcess], *, timeout: float) -> Stopp
 
 
 def _alive(processes: Iterable[KitProcess]) -> list[KitProcess]:
-    return [one for one in processes if _lives(one.process)]
+    return [item for item in processes if _lives(item.process)]
 
 
 def _lives(process: psutil.Process) -> bool:
@@ -248,13 +248,13 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _signal(processes: Iterable[KitProcess], do: Callable[[psutil.Process], None]) -> None:
-    for one in processes:
+    for item in processes:
         try:
-            do(one.process)
+            do(item.process)
         except psutil.NoSuchProcess:
             continue
         except psutil.AccessDenied:
-            if not one.account:
+            if not item.account:
                 raise
 
 
@@ -305,7 +305,7 @@ def _by_command(process: psutil.Process, kit: Path, trainer: tuple[str, str] | N
         served = _values(command, "--kit")
         return (
             KitProcess(process, "service")
-            if any(_in_folder(process, Path(one)) == kit for one in served)
+            if any(_in_folder(process, Path(item)) == kit for item in served)
             else None
         )
     for module, role in MODULES:

@@ -160,10 +160,10 @@ def header(model: TrainedModel, point: OperatingPoint | None) -> str:
 
     If a contract's codes differ from its titles, the answer's code follows the answer.
     """
-    named = [f"p_{name}" for name in model.class_names]
+    columns = [f"p_{name}" for name in model.class_names]
     coded = ["answer_code"] * bool(_other_codes(model))
     point_at = [] if point is None else ["operating_point"]
-    return _line(["input", *named, "answer", *coded, *point_at, "model_sha256"])
+    return _line(["input", *columns, "answer", *coded, *point_at, "model_sha256"])
 
 
 def line(model: TrainedModel, predicted: Predicted, point: OperatingPoint | None) -> str:

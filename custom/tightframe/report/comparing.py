@@ -202,8 +202,8 @@ def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
 def _implied(runs: Sequence[Run], key: str) -> bool:
     """Check whether some runs lack an option and no job sets it in the others."""
     with_it = [run for run in runs if key in run.values]
-    asked = [dict(dotted(run.found.outcome.job)) for run in with_it]
-    return "_options." in key and len(with_it) < len(runs) and not any(key in values for values in asked)
+    jobs = [dict(dotted(run.found.outcome.job)) for run in with_it]
+    return "_options." in key and len(with_it) < len(runs) and not any(key in values for values in jobs)
 
 
 FEW_POSITIVES = 10
@@ -258,14 +258,14 @@ def settings(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     keys = [key for key in differing(firsts) if key not in NOT_THE_ARM]
     if "method" in keys:
         keys = ["method", *(key for key in keys if key != "method" and not key.startswith("method_options."))]
-    named: list[tuple[str, list[Run]]] = []
+    result: list[tuple[str, list[Run]]] = []
     for first, group in zip(firsts, arms.values(), strict=True):
         values = [f"{key.rpartition('.')[2]} {first.values.get(key)}" for key in keys[:2]]
         name = ", ".join(values).removeprefix("method ") or first.name
-        if len(keys) > 2 or name in [other for other, _ in named]:
+        if len(keys) > 2 or name in [other for other, _ in result]:
             name = first.name
-        named.append((name, group))
-    return named
+        result.append((name, group))
+    return result
 
 
 def paired(runs: Sequence[Run]) -> list[Paired]:

@@ -288,8 +288,8 @@ class Ended(Outcome):
         lines = [f" Silos: {len(always)} of {len(self.roster)} {did} in {where}"]
         if always:
             lines[0] += f" ({', '.join(always)})"
-        named = (self.reason or "").startswith("TF-509")  # this reason already names each silo's
-        for name, code in () if named else sorted(self.not_enrolled.items()):
+        listed_above = (self.reason or "").startswith("TF-509")  # this reason already names each silo's
+        for name, code in () if listed_above else sorted(self.not_enrolled.items()):
             why = "; ".join([REASONS.get(code, "named"), *self.not_enrolled_rules.get(name, ())])
             lines.append(f"   {name} was not enrolled: {code} ({why})")
         if failed:
@@ -359,8 +359,8 @@ class Ended(Outcome):
         lines.append(" Recall: " + ", ".join(recall))
         if self.personal is not None:
             lines += self._personal_lines(self.personal)
-        chosen = sum(row.evaluation is not None for row in self.rows) > 1
-        if chosen and self.best_round_by_validation is not None:
+        several = sum(row.evaluation is not None for row in self.rows) > 1
+        if several and self.best_round_by_validation is not None:
             lines.append(f" Best round by validation: {self.best_round_by_validation} ({BEST})")
         return lines
 
@@ -387,8 +387,8 @@ class Ended(Outcome):
         return lines
 
     def _file_lines(self) -> list[str]:
-        kept = " (temporary: folder=... keeps them)" if self.temporary else ""
-        lines = [f" Files: {self.folder}{kept}"]
+        note = " (temporary: folder=... keeps them)" if self.temporary else ""
+        lines = [f" Files: {self.folder}{note}"]
         present = [name for name in _FILES if (self.folder / name).exists()]
         if present:
             lines.append("   " + "  ".join(present))

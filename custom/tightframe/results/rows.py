@@ -246,12 +246,12 @@ def noise_words(test: FoldMetrics) -> str:
 def names(rows: Iterable[Row]) -> list[tuple[str, str]]:
     """Return a full and a short name of each exchange: round, phase, number of the try."""
     tries: Counter[tuple[str, int, int]] = Counter()
-    named = []
+    result = []
     for row in rows:
         brief = str(row.round) if row.kind == "train" else _SHORT.get(row.kind, row.kind)
         brief += f".{row.phase + 1}" if row.phases > 1 else ""
         place = (row.kind, row.round, row.phase)
         tries[place] += 1
         name = row.name if tries[place] == 1 else f"{row.name}, try {tries[place]}"
-        named.append((name, brief))
-    return named
+        result.append((name, brief))
+    return result

@@ -101,12 +101,12 @@ def _engine_kit(scope: Scope, engine: Account, kit: Path, owner: str) -> Iterato
     if root == kit:
         yield Finding(AREA, "problem", f"TF-745: {root} is the training account's kit, not a second one")
         return
-    theirs, own = (_identity_files(place / "startup" / SITE_FILE) for place in (root, kit))
-    if theirs is None or own is None:
-        place = root if theirs is None else kit
+    engine_files, own_files = (_identity_files(place / "startup" / SITE_FILE) for place in (root, kit))
+    if engine_files is None or own_files is None:
+        place = root if engine_files is None else kit
         yield Finding(AREA, "problem", f"{place}/startup holds no readable {SITE_FILE} with a certificate")
         return
-    (key, public), before = theirs, own[1]
+    (key, public), before = engine_files, own_files[1]
     wrong: list[str] = []
     if public == before:
         wrong.append(
@@ -150,10 +150,10 @@ def _identity_files(config: Path) -> tuple[Path, bytes] | None:
 def _launcher(local: Path, owner: str) -> Iterator[Finding]:
     """Report any other launcher: with two accounts, none may start jobs in the engine's account."""
     launchers = [item for item in components(local) if "auncher" in str(item.get("path"))]
-    named = [str(item.get("path")) for item in launchers]
-    if named != [LAUNCHER]:
+    paths = [str(item.get("path")) for item in launchers]
+    if paths != [LAUNCHER]:
         text = (
-            f"{local}/resources.json names the launchers {named}, not ours alone, so that a job could be "
+            f"{local}/resources.json names the launchers {paths}, not ours alone, so that a job could be "
             "started in the engine's account: run tightframe federation add-site with "
             f"--training-account {owner}"
         )

@@ -58,7 +58,7 @@ def check_site(scope: Scope) -> Iterator[Finding]:
     for label, entry in entries.items():
         policy = entry.policy.resolve(production=scope.real)
         yield from _policy(policy, label, scope.production)
-        yield from _data(entry, label, job, scope, held, named=not policy.class_rules_off)
+        yield from _data(entry, label, job, scope, held, contracted=not policy.class_rules_off)
         if job is not None and label and label not in job.sites and scope.site is None:
             yield Finding(area_of("job", label), "note", f"it has no part in {job.job_name}")
         elif job is not None:
@@ -154,13 +154,13 @@ def _configuration(scope: Scope) -> tuple[dict[str, SiteEntry], ServerEntry | No
 
 def _policy(policy: Policy, label: str, production: bool) -> Iterator[Finding]:
     area = area_of("policy", label)
-    differences, own = policy.differences(), policy.differences(policy.profile)
+    differences, changed = policy.differences(), policy.differences(policy.profile)
     yield Finding(area, "ok", f"profile {policy.profile}")
-    if of_profile := [f"{rule} {value}" for rule, value in differences.items() if rule not in own]:
+    if of_profile := [f"{rule} {value}" for rule, value in differences.items() if rule not in changed]:
         text = "\n".join(["rules of the profile that differ from standard's:", *of_profile])
         yield Finding(area, "note", text)
     for rule, value in differences.items():
-        if rule in own:
+        if rule in changed:
             yield Finding(area, "note", f"{rule}: {value} (differs from standard)")
     if policy.pinned_only and not policy.pins:
         yield Finding(
@@ -197,9 +197,9 @@ def _data(
     scope: Scope,
     held: dict[str, Held],
     *,
-    named: bool,
+    contracted: bool,
 ) -> Iterator[Finding]:
-    """Open the records, or say that a job is needed; with ``named`` the entry must name the contract."""
+    """Open the records, or say that a job is needed; with ``contracted`` the entry must name a contract."""
     area = area_of("data", label)
     rehearses = entry.rehearses and not scope.production
     if job is not None and job.dataset not in entry.data and not rehearses:
@@ -209,7 +209,7 @@ def _data(
         asks = job is not None and job.dataset == name
         if not asks and any(item.is_required() for item in spec.options.model_fields.values()):
             text = f"{name}: not opened: what its records are, a job says (--job)"
-            if named and "contract" in spec.options.model_fields and values.get("contract") is None:
+            if contracted and "contract" in spec.options.model_fields and values.get("contract") is None:
                 text += (
                     "; no job is taken (TF-614) until this entry names its `contract`, by the line that "
                     "`tightframe data check` prints"
@@ -294,13 +294,13 @@ def device(entry: SiteEntry, label: str) -> Iterator[Finding]:
     """Check that the configured device exists."""
     area = area_of("device", label)
     try:
-        chosen = choose_device(entry.device)
+        actual = choose_device(entry.device)
     except TrainingError as error:
         yield Finding(area, "problem", str(error))
         return
-    if chosen.type == "cuda":
-        properties = torch.cuda.get_device_properties(chosen)
-        yield Finding(area, "ok", f"{chosen}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+    if actual.type == "cuda":
+        properties = torch.cuda.get_device_properties(actual)
+        yield Finding(area, "ok", f"{actual}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
     else:
         yield Finding(area, "ok", f"{entry.device}: trains on the CPU, {os.cpu_count()} cores")
 

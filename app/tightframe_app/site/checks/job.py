@@ -251,7 +251,7 @@ def check_sizes(job: JobConfig, entries: Mapping[str, SiteEntry], scope: Scope) 
             contexts = [
                 SiloContext(site, job, entries[site], Path(folder), job_id=UNKNOWN) for site in job.roster
             ]
-            weights = {each.name: public_weight(len(own_labels(each.data)), job.weights) for each in contexts}
+            weights = {item.name: public_weight(len(own_labels(item.data)), job.weights) for item in contexts}
             sizes = Sizes.of(weights, job.assumed_colluders(len(weights)))
             for context in contexts:
                 for text in _too_few(context, setup, sizes):
@@ -355,12 +355,12 @@ def _withdrawal(context: SiloContext, setup: JobSetup, area: str, *, several: bo
     if not several and (context.previous_state is None or not context.previous_state.is_dir()):
         return Finding(area, "problem", f"{text}, of which this site has no state here (TF-522)")
     least, classes = context.policy.class_count(synthetic=context.data.synthetic), setup.dataset.num_classes
-    left, kept = (class_counts(data.labels("train"), classes) for data in (before, stays))
+    old, new = (class_counts(data.labels("train"), classes) for data in (before, stays))
     patients, every = patients_of(before, "train", context.withdrawn.names, classes)
     if setup.job.class_rules == "off":
         small = "in all" if 0 < patients.sum() < least else ""
     else:
-        places = too_few(left - kept, kept, least, patients, every)
+        places = too_few(old - new, new, least, patients, every)
         names = ", ".join(setup.dataset.class_names[place] for place in places)
         small = f"of class {names}" if names else ""
     if small:
@@ -459,7 +459,7 @@ def _evaluations(context: SiloContext, setup: JobSetup, area: str, scope: Scope)
     assert checked is not None  # noqa: S101  (they are limited)
     wanted, before, most = checked
     numbers = (wanted.models, wanted.validation, wanted.test)
-    now, limits, earlier = (opened(each) for each in (numbers, most, before))
+    now, limits, earlier = (opened(values) for values in (numbers, most, before))
     counts = [
         f"{str(number).partition(' ')[0]} of {limit}, {str(past).partition(' ')[0]} opened by earlier jobs"
         for number, limit, past in zip(now, limits, earlier, strict=True)
@@ -485,12 +485,12 @@ def _rounds(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> I
     try:
         checked = check_rounds(context, setup, _journal(context, scope), sizes_alike(context))
     except BelowPolicyError as error:
-        own = context.job.weights == "uniform"
-        unless = "" if own else "refused unless other sites have more records than this one: "
+        uniform = context.job.weights == "uniform"
+        unless = "" if uniform else "refused unless other sites have more records than this one: "
         hint = "" if scope.folder is None else f". To decide: {_accept(scope)} --rounds"
         for refusal in error.refusals:
             text = f"{unless}{error.code}: {refusal}{hint}"
-            yield Finding(area, "problem" if own else "note", text, of_job=own)
+            yield Finding(area, "problem" if uniform else "note", text, of_job=uniform)
         return
     except (OSError, TightframeError):
         return  # of records and ledger, which have findings of their own
@@ -544,8 +544,8 @@ def records_option(refusal: str) -> str:
 
     Without it, accepting the job lifts only the rest of the refusal, and the next job asks again.
     """
-    _, _, asked = refusal.partition("but found another")
-    match = re.search(rf'{SUMMED} from form \w+ \["([0-9a-f]{{64}})"\]', asked)
+    _, _, other_form = refusal.partition("but found another")
+    match = re.search(rf'{SUMMED} from form \w+ \["([0-9a-f]{{64}})"\]', other_form)
     return "" if match is None else " --records " + match.group(1)
 
 

@@ -161,8 +161,8 @@ def start(kit: Kit) -> None:
 
     opened = kits.Kit.open(kit)
     doors = f"tightframe.flare.doors.{'Server' if opened.kind == 'server' else 'Site'}Doors"
-    own = (opened.local / "resources.json").is_file()
-    if not own or doors not in [item.get("path") for item in components(opened.local)]:
+    configured = (opened.local / "resources.json").is_file()
+    if not configured or doors not in [item.get("path") for item in components(opened.local)]:
         raise JoinError(
             f"Expected {opened.local}/resources.json with the engine's doors shut, but they are open. "
             f"Nothing was started. Run first: tightframe site join {opened.name}.signed.zip",

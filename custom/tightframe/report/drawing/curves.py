@@ -33,8 +33,8 @@ def calibration(title: str, bins: Sequence[Bin], *, width: float = DESK) -> Mark
         title: of the picture.
         bins: those with records.
     """
-    named = [("share among the records, with interval", 0), ("as the score says", 2)]
-    at_x, at_y, height, parts = _axes(width, named, 0.0, 1.0, "score of the model", "share of the class")
+    entries = [("share among the records, with interval", 0), ("as the score says", 2)]
+    at_x, at_y, height, parts = _axes(width, entries, 0.0, 1.0, "score of the model", "share of the class")
     parts.append(line(at_x(0), at_y(0), at_x(1), at_y(1), "l s2"))
     for low, high, share, least, most in bins:
         middle = (low + high) / 2
@@ -60,9 +60,9 @@ def decision(
     """
     top = max((item for of in series for item in of.values if item is not None), default=0.0)
     high = max(top, 0.01)
-    named = [(item.name, item.kind) for item in series]
+    entries = [(item.name, item.kind) for item in series]
     at_x, at_y, height, parts = _axes(
-        width, named, -0.25 * high, high, "threshold of the score", "net benefit"
+        width, entries, -0.25 * high, high, "threshold of the score", "net benefit"
     )
     parts.append(line(at_x(0), at_y(0), at_x(1), at_y(0), "grid ink"))
     for item in series:
@@ -82,12 +82,12 @@ def decision(
 
 
 def _axes(
-    width: float, named: Sequence[tuple[str, int]], y_low: float, y_high: float, x_name: str, y_name: str
+    width: float, entries: Sequence[tuple[str, int]], y_low: float, y_high: float, x_name: str, y_name: str
 ) -> tuple[Place, Place, float, list[Part]]:
     """Return the scales of x (0 to 1) and y, the picture's height, and its axes and legend."""
     marks = ticks(y_low, y_high, 5)
     left = 14 + widest([said(mark) for mark in marks])
-    keys, more = legend(named, 6 if width < NARROW else 44, width - 6)
+    keys, more = legend(entries, 6 if width < NARROW else 44, width - 6)
     height, top = _HEIGHT + more, _TOP + more
 
     def at_x(x: float) -> float:

@@ -317,7 +317,7 @@ def _run(item: Series, xs: Sequence[int], at_x: Place, at_y: Place) -> list[Part
 def _in_words(series: Sequence[Series], x_name: str) -> str:
     courses = []
     for item in series:
-        there = [value for value in item.values if value is not None]
-        course = f"from {there[0]:.3g} to {there[-1]:.3g}" if there else "missing throughout"
+        present = [value for value in item.values if value is not None]
+        course = f"from {present[0]:.3g} to {present[-1]:.3g}" if present else "missing throughout"
         courses.append(f"{item.label or item.name} {course}")
     return f"Over {x_name}: {'; '.join(courses)}. The table has the values."

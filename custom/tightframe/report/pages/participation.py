@@ -34,8 +34,8 @@ def silos(run: ServerResults) -> Markup:
         [name, "the whole run", code, _why(outcome, name)]
         for name, code in sorted(outcome.not_enrolled.items())
     ]
-    named = names(rows)
-    for (where, _), row in zip(named, rows, strict=True):
+    labels = names(rows)
+    for (where, _), row in zip(labels, rows, strict=True):
         missing += [[silo, where, code, reason(code)] for silo, code in sorted(row.dropped.items())]
     parts: list[Part] = []
     if rows:
@@ -43,14 +43,14 @@ def silos(run: ServerResults) -> Markup:
         cells = [
             [
                 _cell(silo, row, where, outcome.not_enrolled)
-                for (where, _), row in zip(named, rows, strict=True)
+                for (where, _), row in zip(labels, rows, strict=True)
             ]
             for silo in everyone
         ]
         parts.append(
             figure(
-                partial(matrix.grid, "Silos by exchange", everyone, [brief for _, brief in named], cells),
-                f"Each silo in each exchange, in order{_keys(named)}. "
+                partial(matrix.grid, "Silos by exchange", everyone, [brief for _, brief in labels], cells),
+                f"Each silo in each exchange, in order{_keys(labels)}. "
                 "Where too few answered, nothing was opened.",
             )
         )
@@ -64,7 +64,7 @@ def silos(run: ServerResults) -> Markup:
         parts.append(_WHAT_TO_DO)
     else:
         parts.append(tag("p", "Nobody was missing." if rows else None))
-    if broken := [(where, row) for (where, _), row in zip(named, rows, strict=True) if row.failed]:
+    if broken := [(where, row) for (where, _), row in zip(labels, rows, strict=True) if row.failed]:
         parts.append(tag("h3", "Answers that contributed nothing"))
         parts.append(
             tag("p", "Training failed there, inside the sum. Which silos, and why, is in their own logs.")
@@ -231,10 +231,10 @@ def _survivors(transcript: Transcript) -> list[Part]:
     ]
 
 
-def _keys(named: Sequence[tuple[str, str]]) -> str:
+def _keys(labels: Sequence[tuple[str, str]]) -> str:
     """Explain the short names that are not round numbers."""
     kinds = {
-        brief.partition(".")[0]: name.partition(",")[0] for name, brief in named if not brief[:1].isdigit()
+        brief.partition(".")[0]: name.partition(",")[0] for name, brief in labels if not brief[:1].isdigit()
     }
     return "".join(f"; {brief}: {name}" for brief, name in kinds.items())
 
@@ -246,8 +246,8 @@ def _results(transcript: Transcript) -> str:
 
 def _everyone(run: ServerResults, rows: Sequence[Row]) -> list[str]:
     """Return the roster and any other silo in the rows, so that a wrong file hides no silo."""
-    named = {silo for row in rows for silo in (*row.silos, *row.dropped)}
-    return [*run.outcome.roster, *sorted(named - set(run.outcome.roster))]
+    mentioned = {silo for row in rows for silo in (*row.silos, *row.dropped)}
+    return [*run.outcome.roster, *sorted(mentioned - set(run.outcome.roster))]
 
 
 def _cell(silo: str, row: Row, where: str, absent: dict[str, str]) -> Cell:

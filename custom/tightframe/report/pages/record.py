@@ -105,13 +105,13 @@ def traffic(run: ServerResults) -> Markup | None:
     rows = [row for row in run.rows if row.seconds or row.bytes_up or row.bytes_down]
     if not rows:
         return None
-    asked = [row for row in run.rows if row.asked]
-    by_row = {id(row): name for row, name in zip(asked, names(asked), strict=True)}
-    named = [by_row.get(id(row), (row.kind, row.kind)) for row in rows]
-    brief = [short for _, short in named]
+    exchanges = [row for row in run.rows if row.asked]
+    by_row = {id(row): name for row, name in zip(exchanges, names(exchanges), strict=True)}
+    row_names = [by_row.get(id(row), (row.kind, row.kind)) for row in rows]
+    brief = [short for _, short in row_names]
     body: list[list[Part]] = [
         [name, f"{row.seconds:.1f}", megabytes(row.bytes_down), megabytes(row.bytes_up)]
-        for (name, _), row in zip(named, rows, strict=True)
+        for (name, _), row in zip(row_names, rows, strict=True)
     ]
     down, up = sum(row.bytes_down for row in rows), sum(row.bytes_up for row in rows)
     seconds = sum(row.seconds for row in rows)

@@ -152,8 +152,8 @@ def _models(job: Mapping[str, Any]) -> str:
     model, others = job.get("model"), job.get("site_models")
     if not isinstance(others, Mapping) or not others:
         return f"the model {model}" if model else "a model"
-    own = {site: values.get("model") for site, values in others.items() if isinstance(values, Mapping)}
-    listed = ", ".join(f"{name} at {site}" for site, name in sorted(own.items()))
+    by_site = {site: values.get("model") for site, values in others.items() if isinstance(values, Mapping)}
+    listed = ", ".join(f"{name} at {site}" for site, name in sorted(by_site.items()))
     return f"the silos' own models ({model}; others are {listed})"
 
 

@@ -113,8 +113,8 @@ def in_words(report: SiloReport) -> str:
     if report.personal is None:
         sentences.append("No personal model was made (personalise).")
     elif report.personal.silos:
-        own = report.personal.balanced_accuracy
-        sentences.append(f"The personal model has {shown(own)} and {shown(report.personal.accuracy)}.")
+        personal = report.personal.balanced_accuracy
+        sentences.append(f"The personal model has {shown(personal)} and {shown(report.personal.accuracy)}.")
     return " ".join(sentences)
 
 
@@ -138,12 +138,12 @@ def _final_model(report: SiloReport) -> str:
 
 
 def _tiles(report: SiloReport) -> Markup:
-    alone, own = report.local_only, report.personal
+    alone, personal = report.local_only, report.personal
     values = [(shown(report.final.test.balanced_accuracy), f"balanced accuracy, {_final(report)}")]
     if alone is not None:
         values.append((shown(alone.test.balanced_accuracy), "balanced accuracy, local-only"))
-    if own is not None:
-        values.append((shown(own.balanced_accuracy), "balanced accuracy, personal"))
+    if personal is not None:
+        values.append((shown(personal.balanced_accuracy), "balanced accuracy, personal"))
     values.append((str(report.final.test.records), "test records"))
     if report.privacy is not None:
         values.append((rounded_up(report.privacy.epsilon), f"epsilon spent of {report.privacy.promised:g}"))
@@ -192,14 +192,14 @@ def _row(name: str, fold: FoldMetrics) -> list[Part]:
     return [name, str(fold.records), *(results.value(getattr(fold, key)) for key in keys)]
 
 
-def _own_row(own: SiloPersonal, test: int) -> list[Part]:
-    records = test if own.confusion is None else sum(map(sum, own.confusion))
-    accuracy = results.value(own.accuracy if own.silos else None)
+def _own_row(personal: SiloPersonal, test: int) -> list[Part]:
+    records = test if personal.confusion is None else sum(map(sum, personal.confusion))
+    accuracy = results.value(personal.accuracy if personal.silos else None)
     # Only counts of hits are kept, which give no other metric.
     return [
         f"{PERSONAL}, test",
         str(records),
-        results.value(own.balanced_accuracy),
+        results.value(personal.balanced_accuracy),
         accuracy,
         *[without("Of a personal model only counts of hits are kept.", "-")] * 3,
     ]
@@ -316,7 +316,7 @@ def _records(report: SiloReport) -> Markup:
 
 
 def _hashes(report: SiloReport) -> Markup:
-    own = report.personal
+    personal = report.personal
     shared = "the first is the same at every silo and at the server"
     whose = "each silo has models of its own" if report.own_model else shared
     return section(
@@ -325,7 +325,7 @@ def _hashes(report: SiloReport) -> Markup:
             [
                 ("architecture", _architecture(report.model) if report.model else None),
                 (MODEL, tag("code", report.model_sha256)),
-                (PERSONAL_MODEL, tag("code", own.model_sha256) if own else None),
+                (PERSONAL_MODEL, tag("code", personal.model_sha256) if personal else None),
             ]
         ),
         tag("p", f"Hashes are SHA-256; {whose}."),

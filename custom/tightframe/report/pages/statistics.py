@@ -73,8 +73,8 @@ def _table_1(stats: TableStatistics) -> Markup:
             # A level of times already names its bin and event.
             timed = stats.survival is not None and item is stats.columns[-1]
             for place, level in enumerate(item.names):
-                named = level if timed else f"{item.column} = {level}"
-                rows.append([named, *(_of_all(part, part.counts[place]) for part in parts)])
+                row_name = level if timed else f"{item.column} = {level}"
+                rows.append([row_name, *(_of_all(part, part.counts[place]) for part in parts)])
         if any(part.missing.value != 0 or part.missing.withheld for part in parts):
             rows.append([f"{item.column}: no value", *(count_in_words(part.missing) for part in parts)])
     return section(
