@@ -275,7 +275,7 @@ class Ledger:
         return self.verify().entries
 
     def verify(self, *, known: Sequence[tuple[int, str]] = ()) -> Verified:
-        """Verify the chain: hashes, signatures, numbers, and the head; see ``ledger_chain`` for its limits.
+        """Verify the chain: hashes, signatures, numbers, and the head; see ``chain`` for its limits.
 
         Args:
             known: (number of entries, hash of the last) of heads noted elsewhere.

@@ -79,7 +79,7 @@ class FrozenTotals:
             self._products += _shared(exact.T @ exact, records)
 
     def parts(self) -> dict[str, torch.Tensor]:
-        """Return the parts of the release before noise, int64 on the CPU: see ``frozen_plan.PARTS``."""
+        """Return the parts of the release before noise, int64 on the CPU: see ``frozen_sums_plan.PARTS``."""
         parts = {"sums": self._sums, "counts": self._counts}
         if self._products is None:
             return parts

@@ -310,13 +310,17 @@ class Contributor:
                 code="TF-523",
             )
         start = self._followed.start(message)
-        context.log.info("%s: times a first round by itself, of which nothing leaves", context.name)
+        context.log.info(
+            "%s: rehearses a first round to measure its duration; nothing of it leaves", context.name
+        )
         requested = RequestedSum(silo.cohort, silo.honest)
         try:
             timed = self._seen_at_work(lambda: rehearse(context, self._setup, self._device, requested, start))
             context.pace.rehearsed(timed)
         except Exception as error:  # training fails the same way, and answers in the form of any other term
-            context.log.warning("%s: a first round fails by itself: %s", context.name, failures.reason(error))
+            context.log.warning(
+                "%s: the rehearsal of a first round failed: %s", context.name, failures.reason(error)
+            )
 
     def _silo(
         self,
