@@ -1,1 +1,1 @@
-"""A trained model outside a run: loaded from the folder that a run left, applied to records, exported."""
+"""A trained model outside a run: loading from its results, prediction, export."""

@@ -109,7 +109,7 @@ class TrainedModel:
 
     @property
     def findings(self) -> bool:
-        """Whether the classes are findings, of which a record may have several or none."""
+        """Whether the classes are findings, any number of which a record may have."""
         return self.setup.dataset.multi_label
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""The report of a run: one page from its result files, at the server and at each silo its own."""
+"""The report of a run: one page from its result files, at the server and at each silo."""

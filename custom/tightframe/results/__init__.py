@@ -1,1 +1,1 @@
-"""Files that a run leaves, and the status that it tells meanwhile: one model each, written and read by it."""
+"""A run's result files and its status while it runs: one model each, which writes and reads it."""

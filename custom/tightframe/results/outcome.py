@@ -61,7 +61,7 @@ class Personal(Values):
 
 
 class OpenedSum(Values):
-    """The one sum of which the model is a function.
+    """The one sum that determines the model.
 
     Attributes:
         numbers: what was opened -> count of its numbers.

@@ -1,1 +1,1 @@
-"""Checks of `tightframe site check`: one file each, and all of them in order."""
+"""Checks of `tightframe site check`: one per file, and all of them in order."""

@@ -1,1 +1,1 @@
-"""`tightframe site join`, `start` and `leave`: taking part in a federation, and ending it."""
+"""Commands of `tightframe site` to join, start and leave a federation."""

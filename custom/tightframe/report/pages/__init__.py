@@ -1,1 +1,1 @@
-"""The pages: a server's and a silo's, and the parts that they have."""
+"""Pages of a server and of a silo, and their sections."""

@@ -37,7 +37,7 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def measured(run: Run, name: str) -> Part:
-    """Return a measure of a run's last model, with its interval where there is one."""
+    """Return a measure of a run's last model, with its interval if it has one."""
     value = None if run.test is None else getattr(run.test, name)
     return MISSING if value is None else with_interval(value, run.interval(name))
 

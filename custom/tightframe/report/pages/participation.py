@@ -97,7 +97,7 @@ def _why(outcome: Outcome, silo: str) -> str:
 
 
 def reason(code: str) -> str:
-    """Say in a few words what a code means."""
+    """Return a code's short meaning."""
     return REASONS.get(code, "-")
 
 
