@@ -366,7 +366,7 @@ class SiloView(Protocol):
 
     @property
     def min_class_count(self) -> int:
-        """Least number of distinct training records of a class with which the silo tells of that class."""
+        """Least number of patients of a class with which the silo tells of that class."""
 
     @property
     def records_per_feature(self) -> int:
@@ -475,8 +475,8 @@ class SiloView(Protocol):
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Yield ``encoded`` of the training fold before a withdrawal, and a mask of those that stay."""
 
-    def class_patients(self, fold: Fold) -> tuple[torch.Tensor, torch.Tensor]:
-        """Count each class's patients with withdrawn records, and all before the withdrawal, int64 (C,)."""
+    def class_patients(self, fold: Fold) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Count patients by class: with withdrawn records, with any before, and with others, int64 (C,)."""
 
     def withdrawn_from(self, fold: Fold) -> tuple[torch.Tensor, bool]:
         """Return the labels (n,) of a fold's withdrawn records, and whether it is to be evaluated no more.

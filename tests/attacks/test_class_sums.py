@@ -8,6 +8,7 @@ two records from 33 numbers, all of four from 129 to 264.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from tests.support.attacks.malicious_server import STANDARD, Chosen, Federation, hearts
 
 from tightframe.config.policy import PolicyBlock
-from tightframe.errors import TightframeError
+from tightframe.errors import RunError, TightframeError
 from tightframe.learning import model_update
 from tightframe.methods.creff import GRADIENTS, RETRAINED
 
@@ -147,3 +148,58 @@ def test_a_second_run_adds_to_the_first_ones_numbers(hospitals: dict[str, Few], 
         federation(hospitals, tmp_path, RULED, job_id="job-b", **short).enroll()
     with pytest.raises(TightframeError, match=r"^TF-617: [\s\S]*own class_values"):
         federation(hospitals, tmp_path, RULED, job_id="job-c", **{**short, "rounds": 3}).enroll()
+
+
+class OfPatients(Few):
+    """A hospital whose records of class 1 are of so many patients."""
+
+    def __init__(self, data: Any, rare: int, patients: int) -> None:
+        super().__init__(data, rare)
+        self._patients = patients
+
+    def groups(self, fold: str) -> np.ndarray:
+        labels = np.asarray(self.labels(fold))
+        return np.where(labels == 1, labels.cumsum() % self._patients, np.arange(len(labels)) + 99)
+
+
+@pytest.mark.parametrize("patients", [5, 4])
+def test_a_class_of_a_hospitals_few_patients_is_in_no_sum(patients: int, tmp_path: Path) -> None:
+    """Three hospitals have seven records of it each."""
+    every = hearts(12)
+    names = ("hospital-1", "hospital-2", "hospital-6")
+    data: Any = {name: OfPatients(every[name]._data, 7, patients) for name in names}
+    options = {"width": 16, "standardise": True}
+    job = {"method": "fedncm", "model": "random_features", "model_options": options}
+    made = Federation(job, data, state=tmp_path, policy=STANDARD).enroll()
+    with nullcontext() if patients == 5 else pytest.raises(RunError, match=r"^TF-510: .* got 1: "):
+        for item in made.setup.plan:
+            made.sum(*item.place)
+
+
+@pytest.mark.parametrize("method", ["creff", "fedmr"])
+def test_no_number_of_a_class_sum_is_one_records_own(method: str, tmp_path: Path) -> None:
+    """Of units that it alone of its class fires, as some do on raw columns; the model is the one received."""
+    every = hearts(12)
+    data = {name: every[name] for name in ("hospital-1", "hospital-2", "hospital-3", "hospital-6")}
+    job = {**JOB, "method": method, "rounds": 2, "seed": 1, "model_options": {"widths": [72]}}
+    name = GRADIENTS
+    if method == "fedmr":
+        job |= {"method_options": {}, "training": {"learning_rate": 1e-9, "batch_size": 16}}
+        name = "prototype/feature_sums"
+    rows = torch.as_tensor(np.concatenate([item.raw("train") for item in data.values()])).double()
+    labels = np.concatenate([item.labels("train") for item in data.values()])
+    told = []
+    for place, policy in enumerate((STANDARD.model_copy(update={"records_per_feature": 0}), STANDARD)):
+        made = Federation(job, data, state=tmp_path / str(place), policy=policy).enroll()
+        for item in made.setup.plan:
+            model: Any = model_update.build_template(made.setup.setting)
+            model.load_state_dict(dict(made.shared.state.model))
+            if len(found := made.sum(*item.place).get(name, ())):
+                total, received = np.asarray(found), model.double()
+        with torch.no_grad():
+            fire = (received.features(rows) > 0).numpy()
+        numbers = np.abs(total.reshape(2, 2 if name == GRADIENTS else 1, -1)).max(1)[:, :72]
+        few = np.stack([(fire[labels == label].sum(0) < 5) for label in (0, 1)])
+        told.append(int((numbers[few] > 1e-9).sum()))
+        assert (numbers[~few] > 1e-9).any()
+    assert told[0] and not told[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ import pytest
 from tightframe.config.job import parse_job
 from tightframe.config.site import open_data
 from tightframe.data.arrays import ArrayData
-from tightframe.data.base import FOLDS
+from tightframe.data.base import FOLDS, class_patients
 from tightframe.data.withdrawn import Named, Remaining, find, patients_of, read_file, record_ids
 from tightframe.errors import DataError
+from tightframe.phases import UNKNOWN
 
 
 def arrays(**changes: Any) -> ArrayData:
@@ -88,6 +90,13 @@ class Bare:
         self.checked.append(progress)
 
 
+def test_patients_of_a_finding_are_those_with_it_or_without_it() -> None:
+    """Of the second one value is unknown."""
+    labels = np.array([[1, 1], [1, 0], [1, 0], [0, UNKNOWN], [0, 0]])
+    data: Any = SimpleNamespace(groups=lambda fold: np.array([3, 3, 4, 4, 5]), labels=lambda fold: labels)
+    assert class_patients(data, labels, 2).tolist() == [2, 1]
+
+
 def test_patients_count_once_in_each_class() -> None:
     folds: Any = {fold: (np.zeros((6, 1)), np.array([0, 0, 0, 1, 1, 1])) for fold in FOLDS}
     patients: Any = {fold: np.array([7, 7, 8, 8, 9, 5]) for fold in FOLDS}
@@ -95,8 +104,8 @@ def test_patients_count_once_in_each_class() -> None:
         ArrayData(folds, source="six", num_classes=2, patients=item) for item in (patients, None)
     )
     names = ["train-0", "train-1", "train-3"]
-    assert [item.tolist() for item in patients_of(known, "train", names, 2)] == [[1, 1], [2, 3]]
-    assert [item.tolist() for item in patients_of(unknown, "train", names, 2)] == [[2, 1], [3, 3]]
+    assert [item.tolist() for item in patients_of(known, "train", names, 2)] == [[1, 1], [2, 3], [1, 2]]
+    assert [item.tolist() for item in patients_of(unknown, "train", names, 2)] == [[2, 1], [3, 3], [1, 2]]
 
 
 def test_a_data_set_can_name_neither_records_nor_patients() -> None:

@@ -248,12 +248,15 @@ def test_few_are_on_no_side_of_a_layers_units_alone_nor_of_a_later_ones() -> Non
         for place, (weight, bias) in {0: (1.0, -1.0), 2: (1.0, 0.5)}.items():
             model[place].weight.fill_(weight)
             model[place].bias.fill_(bias)
-        rows = torch.tensor([[0.0], [0.2], [0.4], [2.0], [3.0], [4.0]])
-        for times, found in (
-            (torch.ones(6), model(rows)),
-            (torch.tensor([1, 1, 1, 3, 3, 3]), rows * 0 + 0.5),
+        rows = torch.tensor([[0.0], [0.2], [0.4], [2.0], [4.0], [4.0]])
+        one, two = torch.zeros(6, dtype=torch.int64), torch.tensor([0, 0, 0, 0, 1, 1])
+        for times, labels, found in (
+            (torch.ones(6), one, model(rows)),
+            (torch.tensor([1, 1, 1, 3, 3, 3]), one, rows * 0 + 0.5),
+            # Alone of its class the fourth fires the unit, though not of all.
+            (torch.ones(6), two, torch.tensor([[0.5], [0.5], [0.5], [0.5], [3.5], [3.5]])),
         ):
-            with UnitSides(model, times, least=2) as sides:
+            with UnitSides(model, times, labels, least=2) as sides:
                 made = torch.cat(list(sides.passes(lambda: rows.split(4), model)))
             assert torch.equal(made, found)
     assert model[1].inplace and not model[1]._forward_hooks

@@ -97,13 +97,13 @@ def _golden_terms(case: int, config: FedNHConfig) -> list[torch.Tensor]:
     for client in range(int(GOLDEN[prefix + "K"])):
         inputs, labels = (_golden(f"{prefix}k{client}_{name}") for name in "xy")
 
-        def batches(fold: str, x: Any = inputs, y: Any = labels, **_: Any) -> Iterator[Any]:
+        def encoded(model: Any, fold: str, x: Any = inputs, y: Any = labels) -> Iterator[Any]:
             assert fold == "train"
-            return iter(zip(x.split(5), y.split(5), strict=True))
+            return iter(zip(model.features(x).split(5), y.split(5), strict=True))
 
         silo: Any = SimpleNamespace(
             setting=SimpleNamespace(config=config),
-            batches=batches,
+            encoded=encoded,
             offers_prototypes=True,
             backed=lambda sizes, labels: torch.ones(1, 1),
         )
@@ -375,7 +375,7 @@ def test_features_that_are_not_finite_are_named() -> None:
     bad = [(torch.tensor([[1.0, torch.inf]]), torch.tensor([0]))]
     silo: Any = SimpleNamespace(
         setting=SimpleNamespace(config=FedNHConfig()),
-        batches=lambda *_, **__: iter(bad),
+        encoded=lambda *_: iter(bad),
         offers_prototypes=True,
     )
     with pytest.raises(TrainingError, match="TF-301"):

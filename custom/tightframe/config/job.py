@@ -326,7 +326,7 @@ class JobConfig(Lasting):
             silo's share of noise is smaller, because more of them are in each sum. None: only where a method
             of one release has ``privacy``.
         class_rules: ``on`` uses class sums only of classes of which three silos have ``min_class_count``
-            records each; ``off`` those of any class, only if every site's policy allows it. With ``privacy``
+            patients each; ``off`` those of any class, only if every site's policy allows it. With ``privacy``
             noise takes their place.
         weights: precision with which a silo's public weight discloses its number of training records:
             ``exact``, to a ``power_of_two``, or not (``uniform``). A later job with other ones, or with any

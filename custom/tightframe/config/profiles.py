@@ -41,7 +41,7 @@ class Rules(StrictModel):
             updates that a norm can bound. None accepts both.
         max_records: the largest number of training records that another silo may plausibly declare (TF-631);
             None sets no limit.
-        min_class_count: a class with fewer local records is never part of a per-class total; None means 5,
+        min_class_count: a class of fewer local patients is never part of a per-class total; None means 5,
             or 1 if the records are the synthetic twin.
         class_rules_off: accept jobs that switch the class rules off, or that choose which silos submit
             class sums.

@@ -116,12 +116,13 @@ def find(data: SiloData, named: Named, gone: Collection[str] = ()) -> frozenset[
 
 def patients_of(
     data: SiloData, fold: Fold, names: Collection[str], num_classes: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Count a fold's patients by class: those with records of these names, and all, (C,)."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Count a fold's patients by class: with records of these names, with any, and with others, (C,)."""
     pairs = np.stack([own_patients(data, fold), data.labels(fold)])
-    withdrawn = np.isin(np.asarray(record_ids(data, fold), dtype=str), sorted(names))
-    one, every = (np.unique(item, axis=1)[1] for item in (pairs[:, withdrawn], pairs))
-    return class_counts(one, num_classes), class_counts(every, num_classes)
+    named = np.isin(np.asarray(record_ids(data, fold), dtype=str), sorted(names))
+    found = (np.unique(item, axis=1)[1] for item in (pairs[:, named], pairs, pairs[:, ~named]))
+    one, every, others = (class_counts(labels, num_classes) for labels in found)
+    return one, every, others
 
 
 def _patients(data: SiloData, named: Named) -> Mapping[Fold, NDArray[np.str_]]:

@@ -93,10 +93,10 @@ class ClassSums:
         self.counts += member.sum(0).cpu()
 
     @torch.no_grad()
-    def add_pass(self, model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Count all batches by the features that ``model`` gives them."""
-        for inputs, labels in batches:
-            self.add(model.features(inputs), labels)  # type: ignore[operator]
+    def add_pass(self, encoded: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Count batches of features and labels, as ``SiloView.encoded`` yields them."""
+        for features, labels in encoded:
+            self.add(features, labels)
 
     def totals(self, *, least: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return sums (C, width) and numbers of records (C,); zero for classes with fewer than ``least``.
@@ -144,14 +144,17 @@ def ratio_of_sums(
 
 @torch.no_grad()
 def class_feature_sums(
-    model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num_classes: int, width: int
+    encoded: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    num_classes: int,
+    width: int,
+    device: torch.device | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return per class the sum of features and the number of records, independent of their order.
 
     Args:
-        model: in evaluation mode.
-        batches: (inputs, labels) of the training fold, without augmentation.
+        encoded: (features, labels) of the training fold, without augmentation.
         width: feature width d.
+        device: of these; the CPU by default.
 
     Returns:
         Sums (C, d) float64, multiples of 2^-24, and counts (C,) float64, on the CPU.
@@ -160,12 +163,11 @@ def class_feature_sums(
         TrainingError: TF-301 if a feature is not finite.
         ContributionError: TF-402 if a feature is over ``FEATURE_BOUND``.
     """
-    device = next(model.parameters()).device
     sums = torch.zeros(num_classes, width, dtype=torch.int64, device=device)
     counts = torch.zeros(num_classes, dtype=torch.int64, device=device)
     largest = torch.zeros((), dtype=torch.float64, device=device)  # |feature|; read once, after all batches
-    for inputs, labels in batches:
-        features = model.features(inputs).to(torch.float64)  # type: ignore[operator]
+    for rows, labels in encoded:
+        features = rows.to(torch.float64)
         largest = torch.maximum(largest, features.abs().max())
         # The conversion of what is refused below would be arbitrary, so it never happens.
         safe = features.nan_to_num(nan=0.0).clamp(-FEATURE_BOUND, FEATURE_BOUND)
@@ -240,5 +242,5 @@ def silo_class_sums(silo: SiloView, model: nn.Module, width: int) -> tuple[torch
         model: in evaluation mode.
         width: feature width d.
     """
-    records = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
-    return class_feature_sums(model, records, silo.setting.num_classes, width)
+    encoded = silo.encoded(model, "train") if silo.offers_prototypes else ()
+    return class_feature_sums(encoded, silo.setting.num_classes, width, silo.device)

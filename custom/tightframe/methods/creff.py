@@ -276,8 +276,7 @@ def finish(trained: Trained) -> Contribution:
     """Return gradients of each class's records at the model received; nothing is kept."""
     silo, received = trained.silo, model_update.received_model(trained.broadcast)
     model: Any = silo.load(received).eval()
-    records = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
-    features = ((model.features(inputs), labels) for inputs, labels in records)
+    features = silo.encoded(model, "train") if silo.offers_prototypes else ()
     head = received[f"{RETRAINED}weight"], received[f"{RETRAINED}bias"]
     gradients, held = class_gradients(features, *head, silo.backed)
     return Contribution({GRADIENTS: gradients, HOLDERS: held})

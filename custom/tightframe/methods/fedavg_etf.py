@@ -81,7 +81,8 @@ class FedAvgETFConfig(StrictModel):
             paper's algorithm read literally (all silos of the round, so that rare classes shrink),
             ``count_weighted`` the mean over records.
         measure: features of the class means: ``eval_pass`` with the trained model over all records, or
-            ``last_epoch``, as they came by in the last epoch of training.
+            ``last_epoch``, as they came by in the last epoch of training; of a table, at a site whose policy
+            has ``records_per_feature``, the former (``UnitSides``).
         average: models are averaged with the same weight for each silo, as in the paper, or by the
             job's public weights.
     """
@@ -234,6 +235,11 @@ def _memory_fields(setting: Setting, *, collect: Collected) -> tuple[phases.Fiel
     return {"nothing": (), "flags": (shares,), "means": (sums, shares)}[collect]
 
 
+def _by_pass(silo: SiloView) -> bool:
+    ruled = silo.records_per_feature > 0 and len(silo.setting.input_shape) == 1
+    return ruled or silo.setting.config.measure == "eval_pass"
+
+
 def objective(silo: SiloView, broadcast: Tensors, state: Tensors, *, collect: Collected) -> Objective:
     """Train what trains, with the offsets or vectors that were broadcast, if any; nothing is kept."""
     setting = silo.setting
@@ -246,7 +252,7 @@ def objective(silo: SiloView, broadcast: Tensors, state: Tensors, *, collect: Co
         rows = broadcast[VALID].to(torch.bool)[:, None]
         vectors = setting.config.alpha * torch.where(rows, broadcast[VECTORS], 0)
         terms = vector_terms(vectors.to(silo.device))
-    if collect == "means" and silo.offers_prototypes and setting.config.measure == "last_epoch":
+    if collect == "means" and silo.offers_prototypes and not _by_pass(silo):
         before = (setting.local.epochs - 1) * int(silo.class_counts("train").sum())
         terms = (*terms, _watch(class_sums, after=before))
     return Objective(terms, gathered=class_sums)
@@ -256,8 +262,8 @@ def finish(trained: Trained, *, collect: Collected) -> Contribution:
     """Return the class means in rounds that collect them; the round before sends a field without content."""
     silo, class_sums = trained.silo, trained.objective.gathered
     config: FedAvgETFConfig = silo.setting.config
-    if collect == "means" and silo.offers_prototypes and config.measure == "eval_pass":
-        class_sums.add_pass(trained.model, silo.batches("train", augment=False, shuffle=False))
+    if collect == "means" and silo.offers_prototypes and _by_pass(silo):
+        class_sums.add_pass(silo.encoded(trained.model, "train"))
     numerator, denominator = memory_terms(class_sums, config)
     tensors = {DENOMINATOR: denominator, NUMERATOR: numerator}
     sent = {"nothing": (), "flags": (DENOMINATOR,), "means": (DENOMINATOR, NUMERATOR)}[collect]

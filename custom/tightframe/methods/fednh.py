@@ -87,7 +87,7 @@ class FedNHConfig(StrictModel):
         client_adv: the published code's variant in which a record counts in mu_kc by the probability
             that the silo's model gives its class.
         server_adv: its other one, in which mu_kc counts by ``exp(W_c . mu_kc)`` instead of n_kc.
-        augment_prototypes: take the features of mu_kc from augmented records, as the published code.
+        augment_prototypes: take the features of mu_kc from augmented pictures, as the published code.
     """
 
     rho: float = Field(default=0.9, ge=0, le=1)
@@ -264,11 +264,13 @@ def prototype_terms(silo: SiloView, model: nn.Module, prototypes: torch.Tensor) 
     classes, width = prototypes.shape
     if not silo.offers_prototypes:
         return torch.zeros(classes, width, dtype=torch.float64)
-    augment = config.augment_prototypes
-    # Augmentation is keyed by the epoch: the one after the last of training.
-    epoch = silo.setting.local.epochs if augment else 0
-    records = silo.batches("train", augment=augment, shuffle=False, epoch=epoch)
-    sums, weights, counts, chosen = _passed(model, records, classes, width, by_probability=config.client_adv)
+    encoded = silo.encoded(model, "train")
+    if config.augment_prototypes and len(silo.setting.input_shape) > 1:
+        # Augmentation is keyed by the epoch: the one after the last of training.
+        epoch = silo.setting.local.epochs
+        records = silo.batches("train", augment=True, shuffle=False, epoch=epoch)
+        encoded = ((model.features(inputs), labels) for inputs, labels in records)  # type: ignore[operator]
+    sums, weights, counts, chosen = _passed(model, encoded, classes, width, by_probability=config.client_adv)
     if chosen is not None:
         sums *= silo.backed(*chosen)
     if config.proto_release == "sum":
@@ -282,7 +284,7 @@ def prototype_terms(silo: SiloView, model: nn.Module, prototypes: torch.Tensor) 
 
 def _passed(
     model: nn.Module,
-    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    encoded: Iterable[tuple[torch.Tensor, torch.Tensor]],
     classes: int,
     width: int,
     *,
@@ -295,8 +297,7 @@ def _passed(
     records: list[tuple[torch.Tensor, torch.Tensor]] = []
     sums = torch.zeros(classes, width, dtype=torch.float64)
     weights, counts = torch.zeros(classes, dtype=torch.float64), torch.zeros(classes, dtype=torch.float64)
-    for inputs, labels in batches:
-        features = model.features(inputs)  # type: ignore[operator]
+    for features, labels in encoded:
         chosen = None
         if by_probability:
             logits = model.head(features).to(torch.float64)  # type: ignore[operator]

@@ -175,9 +175,8 @@ def class_means(silo: SiloView, model: nn.Module) -> dict[str, torch.Tensor]:
         TrainingError: TF-301 if a feature is not finite.
     """
     class_sums = ClassSums(silo.setting.num_classes, _width(silo.setting))
-    passes = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
-    for inputs, labels in passes:
-        class_sums.add(projected(model, at_least_float32(model.features(inputs))), labels)  # type: ignore[operator]
+    for features, labels in silo.encoded(model, "train") if silo.offers_prototypes else ():
+        class_sums.add(projected(model, at_least_float32(features)), labels)
     means, held = class_sums.means(least=1)
     return {MEANS: means, HOLDERS: held}
 

@@ -141,7 +141,7 @@ def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contributi
     report = silo.fit(model, [stage])
     class_sums = ClassSums(silo.setting.num_classes, feature_width(model))
     if silo.offers_prototypes:
-        class_sums.add_pass(model, silo.batches("train", augment=False, shuffle=False))
+        class_sums.add_pass(silo.encoded(model, "train"))
     sums, shares = (class_sums.means if config.weighting == "holders" else class_sums.totals)(least=1)
     reported = {**model_update.training_terms(report, TERMS), SUMS: sums, SHARES: shares}
     return Contribution({**trained(), **reported}, kept_model(model))

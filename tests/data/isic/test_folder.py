@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
+from tightframe.data.base import own_patients
 from tightframe.data.isic import IsicOptions, IsicSite
 from tightframe.data.isic.folder import IMAGES, FolderData, read_split
 from tightframe.errors import DataError
@@ -225,6 +226,17 @@ def test_the_leakage_free_view(folder: Path) -> None:
     assert data.names("test") == ("ISIC_026", "ISIC_027", "ISIC_028", "ISIC_029")
     assert set(data.names("train")) == set(usual.names("train"))
     assert "leakage-free" in data.source
+
+
+def test_pictures_of_a_lesion_are_of_one_patient(folder: Path) -> None:
+    plain = opened(folder)
+    assert len(np.unique(own_patients(plain))) == len(plain.names("train"))
+    pairs = [(f"HAM_{place % 4}", name) for place, name in enumerate(plain.names("train"))]
+    write_lesions(folder / "HAM10000_metadata", pairs)
+    data = opened(folder, lesions=str(folder / "HAM10000_metadata"))
+    lesion = {image: name for name, image in pairs}
+    own = {lesion.get(name, name) for name in data.names("train")}
+    assert len(np.unique(own_patients(data))) == len(own) < len(data.names("train"))
 
 
 def test_a_lesion_file_that_does_not_know_the_images_is_refused(folder: Path) -> None:

@@ -95,7 +95,7 @@ class Silo:
     def class_patients(self, fold: str) -> tuple[torch.Tensor, ...]:
         return tuple(
             torch.bincount(labels, minlength=CLASSES_OF_ALL)
-            for labels in (self.withdrawn_from(fold)[0], self.labels)
+            for labels in (self.withdrawn_from(fold)[0], self.labels, self.labels[self.stay])
         )
 
     def sums(self, keep: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -115,10 +115,10 @@ class FakeSilo:
         for features, labels in self.encoded(model, "train", exact=True):
             yield features, labels, torch.ones(len(labels), dtype=torch.bool)
 
-    def class_patients(self, fold: Fold) -> tuple[torch.Tensor, torch.Tensor]:
+    def class_patients(self, fold: Fold) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Each record is a patient's only one, and none is withdrawn."""
         counts = self.class_counts(fold)
-        return torch.zeros_like(counts), counts
+        return torch.zeros_like(counts), counts, counts
 
     def withdrawn_from(self, fold: Fold) -> tuple[torch.Tensor, bool]:
         """None is withdrawn."""

@@ -355,12 +355,11 @@ def _withdrawal(context: SiloContext, setup: JobSetup, area: str, *, several: bo
     if not several and (context.previous_state is None or not context.previous_state.is_dir()):
         return Finding(area, "problem", f"{text}, of which this site has no state here (TF-522)")
     least, classes = context.policy.class_count(synthetic=context.data.synthetic), setup.dataset.num_classes
-    old, new = (class_counts(data.labels("train"), classes) for data in (before, stays))
-    patients, every = patients_of(before, "train", context.withdrawn.names, classes)
+    patients, every, others = patients_of(before, "train", context.withdrawn.names, classes)
     if setup.job.class_rules == "off":
         small = "in all" if 0 < patients.sum() < least else ""
     else:
-        places = too_few(old - new, new, least, patients, every)
+        places = too_few(patients, every, np.where(patients > 0, others, np.inf), least)
         names = ", ".join(setup.dataset.class_names[place] for place in places)
         small = f"of class {names}" if names else ""
     if small:

@@ -73,8 +73,9 @@ class IsicSite(StrictModel):
         split: FLamby's split file; by default ``<root>/train_test_split``.
         center: 0 BCN, 1 HAM vidir_molemax, 2 HAM vidir_modern, 3 HAM rosendahl, 4 MSK, 5 HAM vienna_dias.
         lesions: FLamby's ``HAM10000_metadata`` (columns ``lesion_id``, ``image_id``): keeps the
-            images of a lesion together when the validation fold is chosen. It must know every image of
-            the centre; centres 0 and 4 have no lesion ids.
+            images of a lesion together when the validation fold is chosen, and counts them as one patient's
+            where few patients are too few. It must know every image of the centre; centres 0 and 4 have no
+            lesion ids.
         leakage_free_test: drop from the test fold the images whose lesion has an image in the
             training fold of any centre (696 of 7,470 HAM lesions are in both); needs ``lesions``.
     """

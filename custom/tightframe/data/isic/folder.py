@@ -231,6 +231,13 @@ class FolderData:
         """Return the names by which a site withdraws records: those of the images."""
         return self.names(fold)
 
+    def groups(self, fold: Fold) -> NDArray[np.int64] | None:
+        """Return the lesion of each image of a fold, which is one patient's; None if none is known."""
+        if not self._lesions:
+            return None
+        numbers = {name: place for place, name in enumerate(sorted(set(self._lesions.values())))}
+        return np.array([numbers[self._lesions[name]] for name in self.names(fold)], dtype=np.int64)
+
     def contents(self) -> Iterator[bytes]:
         """Yield the content of each of the centre's existing pictures, like pictures by contract."""
         for name in self._everything:

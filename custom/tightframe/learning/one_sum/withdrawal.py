@@ -339,12 +339,13 @@ def check_own(
     Raises:
         RunError: TF-523.
     """
-    least, gone = silo.min_class_count, _leaving(silo, state).numpy()
-    patients, every = (item.numpy() for item in silo.class_patients("train"))
-    stay = silo.class_counts("train").numpy()
-    few = too_few(gone, stay, least, patients, every) if withdrawal.by_class else []
+    least, gone = silo.min_class_count, _leaving(silo, state).numpy() > 0
+    named, every, stay = (item.numpy() for item in silo.class_patients("train"))
+    patients = np.where(gone, named, 0)
+    summed = state[OWN_ADMITTED].bool().numpy()
+    few = too_few(patients, every, np.where(summed, stay, np.inf), least) if withdrawal.by_class else []
     which = f", of each class, but of classes {withdrawal.named(few)}" if few else ", but"
-    if few or (not withdrawal.by_class and 0 < patients[gone > 0].sum() < least):
+    if few or (not withdrawal.by_class and 0 < patients.sum() < least):
         raise RunError(
             f"Expected none or at least {least} of this silo's training records (`min_class_count`), and "
             f"patients, to leave the total{which} fewer would: if others lie about theirs, the new total "
@@ -362,31 +363,21 @@ def check_own(
         )
 
 
-def too_few(
-    gone: NDArray[Any],
-    stay: NDArray[Any],
-    least: int,
-    patients: NDArray[Any] | float = np.inf,
-    every: NDArray[Any] | float = np.inf,
-) -> list[int]:
-    """Return the classes of which some records, but fewer than ``least``, would leave a silo's sums.
+def too_few(patients: NDArray[Any], every: NDArray[Any], stay: NDArray[Any], least: int) -> list[int]:
+    """Return the classes of which records of some patients, but fewer than ``least``, would leave the sums.
 
     By the class rules a class of which fewer stay leaves with all of its records.
 
     Args:
-        gone: number of withdrawn records of each class in the sums, (C,).
-        stay: number of the others, (C,).
+        patients: number of patients with withdrawn records of each class in the sums, (C,).
+        every: number of patients with any, (C,).
+        stay: number of patients with others, (C,); infinite of a class that is not in the sums.
         least: ``min_class_count`` of the silo.
-        patients: number of patients of the withdrawn records, (C,); if unknown, each record has its own.
-        every: number of patients of all records, (C,), likewise.
 
-    >>> too_few(np.array([0, 1, 5, 1]), np.array([9, 9, 9, 4]), 5)
-    [1]
-    >>> too_few(np.array([0, 6]), np.array([9, 9]), 5, np.array([0, 1]))
-    [1]
+    >>> too_few(np.array([0, 1, 5, 1, 0]), np.array([9, 9, 9, 5, 4]), np.array([9, 8, 4, 4, 4]), 5)
+    [1, 4]
     """
-    leave = np.where((gone > 0) & (stay < least), gone + stay, gone)
-    leave = np.where(leave > 0, np.minimum(leave, np.where(stay < least, every, patients)), 0)
+    leave = np.where(stay < least, every, patients)
     return np.flatnonzero((leave > 0) & (leave < least)).tolist()
 
 
@@ -397,7 +388,7 @@ def _few_of_own_fold(silo: SiloView, fold: Fold, withdrawal: Withdrawal) -> bool
         return short
     if not len(labels):
         return False
-    gone, _ = silo.class_patients(fold)
+    gone, _, _ = silo.class_patients(fold)
     return bool(((gone > 0) & (gone < silo.min_class_count)).any())
 
 
@@ -560,7 +551,8 @@ def _leaving(silo: SiloView, state: Tensors) -> torch.Tensor:
 def _leaving_in_all(silo: SiloView, state: Tensors, withdrawal: Withdrawal) -> torch.Tensor:
     """Return how many records leave, including all of a class of which too few stay at this silo."""
     gone, stay = _leaving(silo, state), silo.class_counts("train").double()
-    whole = (gone > 0) & (stay < silo.min_class_count) & withdrawal.by_class
+    _, _, patients = silo.class_patients("train")
+    whole = (gone > 0) & (patients < silo.min_class_count) & withdrawal.by_class
     return torch.where(whole, gone + stay, gone).sum()
 
 

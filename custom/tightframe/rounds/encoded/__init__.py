@@ -167,10 +167,12 @@ def unit_sides(context: SiloContext, model: torch.nn.Module, fold: Fold) -> Unit
         fold == "train" and context.has_rows and context.job.privacy is None and policy.records_per_feature
     )
     least = policy.class_count(synthetic=data.synthetic) if limited else 0
-    if least < 2:
-        return UnitSides(model, torch.zeros(0), least=0)
-    owners = own_patients(data)
-    return UnitSides(model, torch.from_numpy(np.bincount(owners)[owners]), least=least)
+    labels = data.labels(fold)
+    if least < 2 or labels.ndim > 1:
+        return UnitSides(model, torch.zeros(0), torch.zeros(0, dtype=torch.int64), least=0)
+    of_class = own_patients(data) * (labels.max(initial=0) + 1) + labels
+    _, which, times = np.unique(of_class, return_inverse=True, return_counts=True)
+    return UnitSides(model, torch.from_numpy(times[which]), torch.from_numpy(labels), least=least)
 
 
 def common_inputs(

@@ -9,7 +9,14 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import torch
 
-from tightframe.data.base import class_counts, finding_counts, in_steps, own_labels
+from tightframe.data.base import (
+    class_counts,
+    class_patients,
+    finding_counts,
+    in_steps,
+    own_labels,
+    own_patients,
+)
 from tightframe.data.table import TableOptions
 from tightframe.data.withdrawn import patients_of, record_ids
 from tightframe.learning.few_records import class_parts
@@ -72,14 +79,16 @@ class OwnCounts(ABC):
         return torch.from_numpy(finding_counts(in_steps(own_labels(self.context.data), self.min_class_count)))
 
     def held_counts(self) -> torch.Tensor:
-        """Count distinct training records of each class for the class rules: int64 (C,).
+        """Count patients with training records of each class for the class rules: int64 (C,).
 
         Of a finding those with it or those without it, whichever are fewer: records of which it is unknown
-        are none or enough.
+        are none or enough. With privacy distinct records count.
         """
-        if self.setting.findings:
-            return self.finding_counts().amin(1)
-        return self.class_counts("train", distinct=True)
+        data, findings = self.context.data, self.setting.findings
+        if self.setup.privacy is not None:
+            return self.finding_counts().amin(1) if findings else self.class_counts("train", distinct=True)
+        labels = in_steps(data.labels("train"), self.min_class_count) if findings else data.labels("train")
+        return torch.from_numpy(class_patients(data, labels, self.setting.num_classes))
 
     def times_in_moments(self) -> torch.Tensor:
         """Return how often each training record counts in moments of the inputs, float64 (n,)."""
@@ -91,7 +100,7 @@ class OwnCounts(ABC):
 
     @property
     def min_class_count(self) -> int:
-        """Least number of training records of a class with which this silo takes part in that class."""
+        """Least number of patients of a class with which this silo takes part in that class."""
         return self.context.policy.class_count(synthetic=self.context.data.synthetic)
 
     @property
@@ -118,7 +127,7 @@ class OwnCounts(ABC):
         Args:
             sizes: weight of each training record in each part, none negative, (n, K); all parts have equally
                 many numbers.
-            labels: (n,).
+            labels: (n,), of all training records in order, or of none.
         """
         if not self.records_per_feature:  # no rule: nothing is counted
             return torch.ones(self.setting.num_classes, sizes.shape[1], dtype=torch.bool)
@@ -128,6 +137,7 @@ class OwnCounts(ABC):
         return class_parts.backed(
             sizes,
             labels,
+            torch.from_numpy(own_patients(self.context.data)[: len(labels)]),
             repeats=(counts / distinct.clamp_min(1)).ceil().clamp_min(1),
             least=self.min_class_count,
             values=self.own_rows().values if needed else torch.ones(self.setting.num_classes),
@@ -201,11 +211,11 @@ class OwnCounts(ABC):
         ranges = isinstance(self.setup.dataset_options, TableOptions)  # the job's contract has them
         return torch.ones(shape, dtype=torch.float64) if ranges else None
 
-    def class_patients(self, fold: Fold) -> tuple[torch.Tensor, torch.Tensor]:
-        """Count each class's patients with withdrawn records, and all before the withdrawal, int64 (C,)."""
+    def class_patients(self, fold: Fold) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Count patients by class: with withdrawn records, with any before, and with others, int64 (C,)."""
         data, names = self.context.before_withdrawal.data, self.context.withdrawn.names
-        withdrawn, before = patients_of(data, fold, names, self.setting.num_classes)
-        return torch.from_numpy(withdrawn), torch.from_numpy(before)
+        withdrawn, before, others = patients_of(data, fold, names, self.setting.num_classes)
+        return torch.from_numpy(withdrawn), torch.from_numpy(before), torch.from_numpy(others)
 
     def withdrawn_from(self, fold: Fold) -> tuple[torch.Tensor, bool]:
         """Return the labels (n,) of a fold's withdrawn records, and whether it is to be evaluated no more.

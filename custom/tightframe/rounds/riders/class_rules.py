@@ -1,10 +1,10 @@
 """The class rules: a total of one class is used only where enough silos hold enough records of it.
 
-A per-class total over one or two silos is close to one silo's own number, and a class sum over one record is
-that record. So a silo contributes to a class only with at least ``min_class_count`` local records of it, and
-a class is used only while at least three silos report that they hold it. The silos report the classes that
-they hold as a sum of flags: the first sum of a run carries flags only, and class sums follow for the classes
-that the next broadcast offers.
+A per-class total over one or two silos is close to one silo's own number, and a class sum of one
+record, or patient, is that record. So a silo contributes to a class only with local records of at least
+``min_class_count`` patients, and a class is used only while at least three silos report that they hold it.
+The silos report the classes that they hold as a sum of flags: the first sum of a run carries flags only, and
+class sums follow for the classes that the next broadcast offers.
 
 Silos and server both apply the rules. They do not stop a silo that sends more than one flag of a class, as
 long as the total is at most the number of silos: only ``min_class_count`` and differential privacy protect
@@ -214,7 +214,7 @@ def withhold(
         schema: the method's fields; withheld rows of its per-class fields are set to zero.
         tensors: the method's contribution.
         offer: classes that the broadcast offers, bool (C,).
-        counts: the silo's training records of each class, (C,).
+        counts: patients with training records of each class at the silo, (C,).
         min_count: ``min_class_count`` of the site.
         active: whether this silo contributes class sums at all.
     """

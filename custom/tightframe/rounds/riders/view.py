@@ -52,7 +52,7 @@ class RiderView(SiloView, Protocol):
         """Return how often each training record counts in moments of the inputs, float64 (n,)."""
 
     def held_counts(self) -> torch.Tensor:
-        """Count distinct training records of each class, for the class rules: int64 (C,)."""
+        """Count patients with training records of each class, by which the class rules go: int64 (C,)."""
 
     def enough_of_class(self, schema: Schema) -> torch.Tensor:
         """Return the classes of which this silo's records have enough values for a job's sums, bool (C,)."""

@@ -32,7 +32,7 @@ class Declaration(StrictModel):
         weight: its public weight, by the job's rule.
         synthetic: whether its records are the synthetic twin.
         profile: of its policy.
-        min_class_count: least number of records of a class with which it takes part in that class.
+        min_class_count: least number of patients of a class with which it takes part in that class.
         any_static_cohort: whether it opens counts for any cohort.
         untold: parts that it leaves out of exact evaluations, because they have too few records: folds, and
             findings of a fold by their place, ``test/2``.

@@ -144,7 +144,7 @@ def classes_left_out(context: SiloContext, setup: JobSetup) -> tuple[list[str], 
 
 
 def classes_too_small(context: SiloContext, setup: JobSetup) -> tuple[list[str], int]:
-    """Return the classes of which this site has fewer records than `min_class_count`, and that number.
+    """Return the classes of which this site has fewer patients than `min_class_count`, and that number.
 
     Classes without records are not named, nor any class where a job has no class sums or no class rules.
     """
