@@ -119,7 +119,7 @@ class DataError(TightframeError):
     TF-210 patients unknown, TF-212 another shape than the model takes, TF-213 labels that are no classes,
     TF-214 withdrawn records that the site does not have, TF-215 records that break a contract,
     TF-216 a patient in two folds, TF-217 a database that cannot be asked, TF-218 a site's entry that does not
-    fit a contract, TF-219 no package for this kind of table.
+    fit a contract, TF-219 no package for this kind of table or picture.
     """
 
     code = "TF-203"
@@ -198,7 +198,7 @@ REASONS: Mapping[str, str] = {
     "TF-216": "a patient in two folds",
     "TF-217": "its database cannot be asked",
     "TF-218": "its entry does not fit the job's contract",
-    "TF-219": "a package that its kind of table takes is not installed",
+    "TF-219": "a package that its kind of table or picture takes is not installed",
     "TF-301": "training was not finite",
     "TF-302": "out of memory",
     "TF-303": "no such device",

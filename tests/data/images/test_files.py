@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import struct
+import sys
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from tests.support.pictures import noise, write_dicom
 
 from tightframe.data.images.contract import Picture
 from tightframe.data.images.files import UnfitError, fitted, read
+from tightframe.errors import DataError
 
 
 def picture(**values: Any) -> Picture:
@@ -402,3 +404,18 @@ def test_a_decoder_is_asked_for_jpegs_of_any_bits_that_have_the_headers_size(
         return
     with pytest.raises(UnfitError, match="or damaged"):
         read(tmp_path / "a", picture(size=[8, 8]))
+
+
+@pytest.mark.parametrize(("package", "extra"), [("pydicom", "dicom"), ("nibabel", "nifti")])
+def test_a_missing_package_is_named_with_what_installs_it(
+    package: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, of = tmp_path / "a", picture()
+    if package == "pydicom":
+        write_dicom(file, noise((20, 24)))
+    else:
+        nibabel.save(nibabel.Nifti1Image(np.zeros((16, 16, 16), np.float32), np.eye(4)), tmp_path / "a.nii")
+        file, of = tmp_path / "a.nii", picture(size=[16, 16, 16], window=WINDOW)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(DataError, match=rf"^TF-219: .*{package}.*'tightframe\[{extra}\]'"):
+        read(file, of)

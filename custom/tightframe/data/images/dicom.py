@@ -82,7 +82,7 @@ def read(
     Raises:
         DicomError: TF-206 if the file is no DICOM picture, of several frames, more than ``MOST_PIXELS``,
             another photometric interpretation, or compressed in a way that cannot be decoded here.
-        DataError: TF-206 if pydicom is not installed.
+        DataError: TF-219 if pydicom is not installed.
     """
     pydicom = _pydicom()
     unreadable = "DICOM that cannot be decoded"
@@ -247,8 +247,9 @@ def _pydicom() -> Any:
         import pydicom.pixels
     except ImportError:
         raise DataError(
-            "Expected pydicom to read DICOM files, but it is not installed: pip install 'tightframe[dicom]'.",
-            code="TF-206",
+            "Expected the package pydicom, which reads DICOM files, but it is not installed: pip install "
+            "'tightframe[dicom]' at this site.",
+            code="TF-219",
         ) from None
     return pydicom
 
