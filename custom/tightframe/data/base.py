@@ -250,7 +250,7 @@ def finding_counts(labels: NDArray[np.int64]) -> NDArray[np.int64]:
     """Count the records with each finding and those without it, (K, 2) int64.
 
     Both are cells: where nearly all records have a finding, the few without it are as identifying as the few
-        with a rare one.
+    with a rare one.
 
     Args:
         labels: 1 where a record has a finding, 0 where it has not, (n, K).

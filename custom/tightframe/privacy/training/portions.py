@@ -36,8 +36,8 @@ class Portions:
     """Gradients of a batch's records, as many records at a time as memory holds.
 
     The engine is chosen on made-up records: for a record with huge values two engines give different clipped
-        gradients. If real records decided, one record could change what others add to the sum (0.38 of C was
-        measured).
+    gradients. If real records decided, one record could change what others add to the sum (0.38 of C was
+    measured).
 
     Args:
         engine: of per-sample gradients; by default the fastest on a GPU, and on a CPU the loop, or ``vmap``

@@ -561,7 +561,7 @@ def values(setup: JobSetup) -> dict[str, Any]:
     """Return the job's plain values with every option of its method, data set and models, defaults included.
 
     For people to read: hashes are of the job's own values. Options of a backbone's head are left out where
-        the method replaces the head.
+    the method replaces the head.
     """
     job = setup.job
     plain = job.model_dump(mode="json")

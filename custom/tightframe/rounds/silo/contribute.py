@@ -141,9 +141,8 @@ class Contributor:
         def work() -> tuple[Contribution, dict[Group, bytes], bool]:
             check = functools.partial(self._check_own, silo, exchange, phase, state, peers.sizes)
             result = self._term(silo, check, phase, received, weights)
-            if (
-                result[0].proposed_state is not None
-            ):  # inside the timed work: a failed training writes nothing
+            # Inside the timed work: a failed training writes nothing.
+            if result[0].proposed_state is not None:
                 self._store.propose(sum_id, result[0].proposed_state, message["state"])
             return result
 
@@ -507,8 +506,8 @@ def repeatable(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's global random streams (dropout) for a block, and restore them after it.
 
     A GPU uses deterministic operations: with its default choice two runs of one job on an H200 differed by
-        0.003 in a model's entries after a round. Operations without a deterministic form still run; torch
-        warns.
+    0.003 in a model's entries after a round. Operations without a deterministic form still run; torch
+    warns.
     """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), deterministic() if devices else nullcontext():

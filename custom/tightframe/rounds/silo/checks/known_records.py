@@ -88,7 +88,7 @@ def _check_other_sites(context: SiloContext) -> None:
     """Refuse records that another site's ledger in the same state folder knows.
 
     Leads give sites their names: under another name, in another federation or the same, a site has a new
-        ledger.
+    ledger.
     """
     state = context.site.state_dir
     if not context.production or state is None:
