@@ -10,8 +10,8 @@ P; with the sum S of all, delta(epsilon) = E[(1 - e^(epsilon - S))+]. That is bo
    error is of order h^2 a step, where rounding every loss up (Koskela et al. 2020) has h. Mass below the grid
    is rounded up to its lowest point, and mass above it is counted at infinity.
 2. *Composition* by FFT (Koskela et al. 2020; Gopi et al. 2021), of masses tilted by e^(lambda * L), which
-   puts the weight where delta is determined, so that rounding is relative to delta and not to 1 (as in Alghamdi
-   et al. 2023). Sums leave the window of the FFT and come back on its other side: those from below
+   puts the weight where delta is determined, so that rounding is relative to delta and not to 1 (as in
+   Alghamdi et al. 2023). Sums leave the window of the FFT and come back on its other side: those from below
    only add to the bound; those above are counted at infinity, by Chernoff's bound.
 3. *Rounding.* Each source is bounded and added: functions of numpy and scipy (relative error 1e-13 for the
    normal distribution), inverses of the loss, transforms, powers and sums.
