@@ -33,7 +33,9 @@ from tightframe.securesum.messages import Advertisement
 
 SITE = FOUR[0]
 PLAIN = contract()
-ANY = PolicyBlock(profile="standard", class_rules_off=True, min_row_bits=0, evaluated_share=None)
+ANY = PolicyBlock(
+    profile="standard", class_rules_off=True, min_row_bits=0, evaluated_share=None, min_class_count=1
+)
 ONE = PolicyBlock(profile="standard", min_row_bits=0, evaluated_share=None)
 
 

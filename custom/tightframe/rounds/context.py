@@ -12,10 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tightframe.config.job import JobConfig, Training
 from tightframe.config.policy import Policy
 from tightframe.config.site import SiteEntry, dataset_of, open_data
-from tightframe.data.base import SiloData, in_steps, own_labels, too_few
+from tightframe.data.base import SiloData, class_patients, in_steps, own_labels, too_few
 from tightframe.data.content import Content, content_of
 from tightframe.data.forms import TableForm
 from tightframe.errors import DataError
@@ -226,6 +229,29 @@ class SiloContext:
             elif labels.ndim == 2:
                 parts += [f"{fold}/{place}" for place in too_few(in_steps(labels, least), least)]
         return tuple(parts)
+
+    def counted_in_public(self, labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which training records public numbers and moments of inputs are of, bool (n,).
+
+        Beside exact sums by class, those of classes of which it has ``min_class_count``: otherwise what
+        totals of all records are more than those by class is of few, of one all its values.
+
+        Args:
+            labels: of these records, with repeats or without.
+        """
+        job, data = self.job, self.data
+        if labels.ndim == 2 or job.privacy is not None or job.class_rules == "off":
+            return np.ones(len(labels), dtype=np.bool_)
+        patients = class_patients(data, data.labels("train"), int(labels.max(initial=-1)) + 1)
+        held = patients >= self.policy.class_count(synthetic=data.synthetic)
+        counted: NDArray[np.bool_] = held[labels]
+        return counted
+
+    @property
+    def public_records(self) -> int:
+        """Number of different training records by which this silo weighs; one at least if it has any."""
+        own = own_labels(self.data)
+        return max(int(self.counted_in_public(own).sum()), min(len(own), 1))
 
     @property
     def draws_batches(self) -> bool:

@@ -191,13 +191,15 @@ def test_a_second_sum_only_for_what_the_class_rules_hold_back(
 
 @pytest.mark.whole
 @pytest.mark.parametrize("summation", ["plain", "secure"])
-def test_moments_are_numpys_over_all_records(
+def test_moments_are_numpys_over_all_records_but_those_of_a_silos_classes_of_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, summation: str
 ) -> None:
     both = asking_for("class_counts", "feature_moments")
     monkeypatch.setattr(methods, "METHODS", [*methods.METHODS, both])
     result, _ = run(job(method="asking", method_options={}, summation=summation), tmp_path)
-    pooled = np.concatenate([silo.inputs["train"] for silo in DATA.values()]).astype(np.float64)
+    counted = [COUNTS[index][silo.labels("train")] >= 5 for index, silo in enumerate(DATA.values())]
+    each = [silo.inputs["train"][kept] for silo, kept in zip(DATA.values(), counted, strict=True)]
+    pooled = np.concatenate(each).astype(np.float64)
     np.testing.assert_allclose(result.state.extra[FEATURE_MEAN], pooled.mean((0, 2, 3)), rtol=0, atol=1e-6)
     np.testing.assert_allclose(result.state.extra[FEATURE_STD], pooled.std((0, 2, 3)), rtol=0, atol=1e-6)
     assert result.state.extra[CLASS_COUNTS].tolist() == POOLED_UNDER_THE_RULES

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.support.runs import FOUR, Wire, contexts, coordinator, job, run
 
@@ -168,7 +169,10 @@ def test_server_and_silos_go_by_what_each_silo_has_signed(tmp_path: Path, weight
     line, server = Wire(sessions), coordinator(of, tmp_path)
     result = server.run(line)
     own = _own(line)
-    records = {s: len(session.context.data.labels("train")) for s, session in sessions.items()}
+    least = {s: 7 if s in entries else 1 for s in sessions}
+    held = {s: np.bincount(each.context.data.labels("train")) for s, each in sessions.items()}
+    assert held["site-2"].sum() > held["site-2"][held["site-2"] >= 7].sum(), "classes of few are there"
+    records = {s: int(counts[counts >= least[s]].sum()) for s, counts in held.items()}
     assert {site: item.weight for site, item in own.items()} == {
         site: public_weight(count, weights) for site, count in records.items()
     }

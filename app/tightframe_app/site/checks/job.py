@@ -251,7 +251,7 @@ def check_sizes(job: JobConfig, entries: Mapping[str, SiteEntry], scope: Scope) 
             contexts = [
                 SiloContext(site, job, entries[site], Path(folder), job_id=UNKNOWN) for site in job.roster
             ]
-            weights = {item.name: public_weight(len(own_labels(item.data)), job.weights) for item in contexts}
+            weights = {item.name: public_weight(item.public_records, job.weights) for item in contexts}
             sizes = Sizes.of(weights, job.assumed_colluders(len(weights)))
             for context in contexts:
                 for text in _too_few(context, setup, sizes):

@@ -92,11 +92,14 @@ class OwnCounts(ABC):
 
     def times_in_moments(self) -> torch.Tensor:
         """Return how often each training record counts in moments of the inputs, float64 (n,)."""
-        records = len(self.context.data.labels("train"))
+        counted = torch.from_numpy(self.context.counted_in_public(self.context.data.labels("train")))
+        records, times = int(counted.sum()), torch.zeros(len(counted), dtype=torch.float64)
         if self.setup.job.weights == "uniform":
-            return times_in_moments(records, UNIFORM).double() / UNIFORM
+            times[counted] = times_in_moments(records, UNIFORM).double() / UNIFORM
+            return times
         most = records if math.isinf(self.weight) else int(WEIGHED * self.weight)
-        return times_in_moments(records, min(records, most)).double()
+        times[counted] = times_in_moments(records, min(records, most)).double()
+        return times
 
     @property
     def min_class_count(self) -> int:

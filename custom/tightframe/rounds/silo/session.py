@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tightframe import __version__
 from tightframe.config.site import check_given_model, check_record_options, check_training_loop, dataset_of
-from tightframe.data.base import check_form, class_counts, count_table, own_labels
+from tightframe.data.base import check_form, class_counts, count_table
 from tightframe.data.withdrawn import find, read_file
 from tightframe.errors import DataError, JobError, RunError
 from tightframe.files import write_atomically
@@ -202,7 +202,7 @@ class SiloSession:
         return Declaration(
             # Repeated records count once: counted with repeats, the number would be twice the larger class, a
             # class count.
-            weight=self._weight(len(own_labels(data))),
+            weight=self._weight(context.public_records),
             synthetic=data.synthetic,
             profile=policy.profile,
             min_class_count=policy.class_count(synthetic=data.synthetic),

@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tightframe.config.refusals import BelowPolicyError, Refusal
-from tightframe.data.base import own_labels
 from tightframe.data.table import TableOptions
 from tightframe.errors import SecureSumError
 from tightframe.learning.few_records.products import Parts, Sizes
@@ -164,7 +163,7 @@ def classes_too_small(context: SiloContext, setup: JobSetup) -> tuple[list[str],
 
 def sizes_alike(context: SiloContext) -> Sizes:
     """Return the declared numbers of records as if all silos had as many as this one."""
-    own = public_weight(len(own_labels(context.data)), context.job.weights)
+    own = public_weight(context.public_records, context.job.weights)
     declared = dict.fromkeys(context.job.roster, own)
     return Sizes.of(declared, context.job.assumed_colluders(len(declared)))
 
@@ -255,7 +254,7 @@ def own_records(context: SiloContext) -> float:
     repeats, it would disclose, before any sum, twice the larger class.
     """
     how = "exact" if "exact" in context.policy.weights else "power_of_two"
-    return public_weight(len(own_labels(context.data)), how)
+    return public_weight(context.public_records, how)
 
 
 def check_possible_rows(silo: LocalSilo) -> None:

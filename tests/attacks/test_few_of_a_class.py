@@ -1,0 +1,75 @@
+"""Totals over all of a hospital's records, less those by class, which leave a class of few out.
+
+What is left is the few records' own: their number, and of one record all its values. Whoever reads the totals
+of one job has both, a malicious server or any hospital, with nobody lying.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.attacks.test_false_flags import Some
+from tests.attacks.test_products import totals
+from tests.support.attacks.malicious_server import Federation, Records, hearts
+
+from tightframe.config.policy import PolicyBlock
+from tightframe.rounds.silo.view import LocalSilo
+
+VICTIM, RARE = "hospital-2", 1
+JOB: dict[str, Any] = {
+    "method": "ccvr",
+    "method_options": {"covariance": "shared"},
+    "model": "identity",
+    "model_options": {"standardise": True},
+}
+
+
+def with_few(few: int) -> dict[str, Records]:
+    """Four hospitals, of which one has so few records of a class."""
+    held = {VICTIM: few}
+    places = (1, 2, 4, 5)
+    every = hearts(max(places))
+    names = [f"hospital-{place}" for place in places]
+    return {name: Some(every[name], {0: 40, RARE: held.get(name, 40)}) for name in names}
+
+
+def federation(data: dict[str, Records], state: Path, **values: Any) -> Federation:
+    return Federation({**JOB, **values}, data, state=state, policy=PolicyBlock(profile="standard")).enroll()
+
+
+@pytest.mark.whole
+def test_moments_of_inputs_less_class_sums_are_not_the_one_record_of_a_class(tmp_path: Path) -> None:
+    run = federation(with_few(1), tmp_path, weights="power_of_two")
+    moments = totals(run, "statistics/sums")
+    values, inputs = moments["statistics/values"], moments["statistics/sums"]
+    mean = inputs / values
+    deviation = np.sqrt(moments["statistics/squares"] / values - mean**2)
+    later = list(run.setup.plan)[1:]
+    sums = [run.sum(*exchange.place) for exchange in later if exchange.place[0] != "closing"][-1]
+    counts = sums["moments/counts"].sum()
+    left = inputs - (sums["moments/sums"].sum(0) * deviation + counts * mean)
+    record = np.asarray(run.data[VICTIM].records("train")[40][0])
+    read = np.isclose(left, record, atol=0.01) & (record != 0)
+    assert not read.any(), f"{read.sum()} values of it"
+    assert values == counts
+
+
+@pytest.mark.parametrize("weights", ["exact", "power_of_two"])
+def test_nor_do_public_weights_tell_how_many_there_are(weights: str, tmp_path: Path) -> None:
+    """Exact ones of all hospitals, less class counts, were the number of a class of few."""
+    run = federation(with_few(4), tmp_path, weights=weights)
+    assert run.weights()[VICTIM] == {"exact": 40, "power_of_two": 32}[weights]
+
+
+def test_nor_does_how_many_steps_they_are_trained_in(tmp_path: Path) -> None:
+    """FedNova sums the steps: with batches of one, as many as records."""
+    values = {"method": "fednova", "method_options": {}, "model": "mlp", "model_options": {"widths": [2]}}
+    values["training"] = {"batch_size": 1, "weight_decay": 0.0}
+    run = Federation({**JOB, **values}, with_few(4), state=tmp_path)
+    silo = LocalSilo(run.sessions[VICTIM].context, run.setup, torch.device("cpu"), 1)
+    steps = sum(1 for _ in silo.batches("train", augment=False, shuffle=True))
+    assert steps == 40
