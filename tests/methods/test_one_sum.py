@@ -315,7 +315,7 @@ def test_under_the_class_rules_a_class_of_two_silos_is_in_nothing_and_all_say_so
     assert np.array_equal(scores[:, :9].argmax(1), told.argmax(1))
     ratio = (told - told.mean(1, keepdims=True)) / scores[:, :9]
     np.testing.assert_allclose(ratio, np.median(ratio), rtol=0.01)
-    said = "9 is not in the model, which never answers it: fewer than 3 silos have 5 training records of it."
+    said = "9 is not in the model, which never answers it: fewer than 3 silos have 5 patients of it."
     results = tmp_path / "on" / "server"
     compared = CliRunner().invoke(cli.app, ["compare", *(str(tmp_path / name) for name in ("on", "off"))])
     writing.write(results)

@@ -299,42 +299,49 @@ def _checked(name: str, contract: Contract, entry: TableSite, by_site: dict[str,
     """Print one site's findings; return whether it can take part.
 
     Args:
-        by_site: filled with the site's training records by class.
+        by_site: filled with the patients of the site's training records by class.
     """
     out.print(Text(f"{name}: {entry.place}" if name else entry.place, style="bold"))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     good = True
-    counts: list[int] = []
-    for state, text in _findings(contract, entry, counts):
+    patients: list[int] = []
+    for state, text in _findings(contract, entry, patients):
         good = good and state != "problem"
         style = {"ok": "green", "note": "yellow", "problem": "bold red"}[state]
         table.add_row(Text(state, style=style), "\n".join(map(shown, text.splitlines())))
-    by_site[name] = counts
+    by_site[name] = patients
     console(WIDTH).print(table)
     return good
 
 
-def _findings(contract: Contract, entry: TableSite, counts: list[int]) -> Iterator[tuple[State, str]]:
+def _findings(contract: Contract, entry: TableSite, patients: list[int]) -> Iterator[tuple[State, str]]:
     """Yield all findings; unreadable data is the last one."""
     try:
-        yield from _readable_findings(contract, entry, counts)
+        yield from _readable_findings(contract, entry, patients)
     except DataError as error:
         yield "problem", str(error)
 
 
 def _readable_findings(
-    contract: Contract, entry: TableSite, counts: list[int]
+    contract: Contract, entry: TableSite, patients: list[int]
 ) -> Iterator[tuple[State, str]]:
     """Yield the findings with states, last the number of records, if any.
 
     Args:
-        counts: filled with the training records by class, if the label has classes.
+        patients: filled with the patients of training records by class, if the label has classes.
     """
     import numpy as np
 
-    from tightframe.data.base import FOLDS, class_counts, count_table, finding_counts, unknown_counts
+    from tightframe.data.base import (
+        FOLDS,
+        class_counts,
+        class_patients,
+        count_table,
+        finding_counts,
+        unknown_counts,
+    )
     from tightframe.data.contract import MultiLabel
     from tightframe.data.images import ImagesSite
     from tightframe.data.images.contract import PictureContract
@@ -428,6 +435,6 @@ def _readable_findings(
             for (present, absent), (title, unknown) in of_findings
         )
     else:
-        counts += class_counts(labels, len(titles)).tolist()
-        classes = count_table(dict(zip(titles, counts, strict=True)))
+        patients += class_patients(data, labels, len(titles)).tolist()
+        classes = count_table(dict(zip(titles, class_counts(labels, len(titles)).tolist(), strict=True)))
     yield "ok", f"{len(rows.numbers) + len(rows.ragged)} rows, {sizes} records (training: {classes})"

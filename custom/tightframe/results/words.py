@@ -201,12 +201,12 @@ def absent_classes(
     Args:
         in_sums_only: the model is trained and lacks only their class sums; otherwise it is one sum's, and
             never answers them.
-        least: each silo's minimum of training records of a class; empty without the class rules.
+        least: each silo's minimum of patients of a class; empty without the class rules.
         holders: least number of silos.
         noisy: the sum has the noise of differential privacy.
 
     >>> absent_classes(["nv"], in_sums_only=False, least=[5, 5], holders=3).split(". ")[0]
-    'nv is not in the model, which never answers it: fewer than 3 silos have 5 training records of it'
+    'nv is not in the model, which never answers it: fewer than 3 silos have 5 patients of it'
     """
     named, one = sentence(classes), len(classes) == 1
     it, verb = ("it", "is") if one else ("them", "are")
@@ -218,10 +218,10 @@ def absent_classes(
     if not least:
         return f"{what} no silo gave a training record of {it}."
     low, high = min(least), max(least)
-    records = f"{low}" if low == high else f"{low} to {high}"
+    patients = f"{low}" if low == high else f"{low} to {high}"
     ways = f"Take more silos that have {it}" + (" or" if in_sums_only else ", another method (fedavg) or")
     return (
-        f"{what} fewer than {holders} silos have {records} training records of "
+        f"{what} fewer than {holders} silos have {patients} patients of "
         f"{it if one else 'each of them'}. {ways} class_rules=off, with which a class sum can be one silo's."
     )
 

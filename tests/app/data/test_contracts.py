@@ -200,6 +200,26 @@ def test_check_notes_a_class_that_the_site_does_not_have(agreed: Path, tmp_path:
     assert done.exit_code == 0 and "no record of 'ill' here" in told(done)
 
 
+def test_several_records_of_one_patient_count_as_one_of_a_class(tmp_path: Path) -> None:
+    agreed = tmp_path / "contract.json"
+    agreed.write_text(json.dumps({**WARD, "patient": "who"}))
+    places = {}
+    for name, ill in (("a", 30), ("b", 30), ("c", 4)):  # patients
+        rows = [
+            [*row, f"ill-{place // 2 % ill}" if row[-1] == "1" else f"well-{place}"]
+            for place, row in enumerate(ward_rows(120))
+        ]
+        places[name] = {"file": str(write(tmp_path / f"{name}.csv", rows, (*HEADER, "who")))}
+    config = sites(tmp_path, **places)
+    done = told(typed("data", "check", "--contract", agreed, "-s", config))
+    assert "ill: fewer than 3 sites have 5 patients with training records" in done
+    folder = tmp_path / "job"
+    made = ["--method", "fed3r", "--contract", agreed, "--sites", "a,b,c", "-o", folder]
+    assert typed("jobs", "export", *made).exit_code == 0
+    checked = told(typed("site", "check", "-c", config, "--job", folder))
+    assert "ill: fewer than 3 sites have 5 patients with training records; fed3r will never" in checked
+
+
 def test_classes_that_too_few_sites_have_are_named_of_all_sites_together(
     agreed: Path, tmp_path: Path
 ) -> None:
@@ -209,17 +229,14 @@ def test_classes_that_too_few_sites_have_are_named_of_all_sites_together(
     config = sites(tmp_path, **places)
     done = told(typed("data", "check", "--contract", agreed, "-s", config))
     assert "well:" not in done
-    assert (
-        "ill: fewer than 3 sites have 5 training records; fed3r, fedcgs and fedncm will never answer it"
-        in done
-    )
+    assert "ill: fewer than 3 sites have 5 patients with training records; fed3r, fedcgs and fedncm" in done
     lines = {}
     for method in ("fed3r", "fedavg"):
         folder = tmp_path / method
         made = ["--method", method, "--contract", agreed, "--sites", "a,b,c", "-o", folder]
         assert typed("jobs", "export", *made).exit_code == 0
         lines[method] = told(typed("site", "check", "-c", config, "--job", folder))
-    assert "ill: fewer than 3 sites have 5 training records; fed3r will never answer it" in lines["fed3r"]
+    assert "ill: fewer than 3 sites have 5 patients with training records; fed3r will never" in lines["fed3r"]
     assert "never answer" not in lines["fedavg"]
     assert lines["fedavg"].count("rules of the profile that differ") == 1, "a note that all have, once"
     assert "policy all sites: rules of the profile" in lines["fedavg"]

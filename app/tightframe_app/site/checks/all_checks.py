@@ -22,7 +22,7 @@ from tightframe import data, methods
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.policy import Policy
 from tightframe.config.site import ServerEntry, SiteEntry, parse_single, parse_site_file, read_object
-from tightframe.data.base import check_form, class_counts, count_table
+from tightframe.data.base import check_form, class_counts, class_patients, count_table
 from tightframe.errors import DataError, JobError, SiteConfigError, TightframeError, TrainingError
 from tightframe.files import quoted
 from tightframe.rounds.silo.contribute import choose_device
@@ -246,7 +246,8 @@ def _data(
             yield Finding(area, "ok", text)
             if asks:
                 policy = entry.policy.resolve(production=scope.real)
-                held[label] = Held(counts.tolist(), policy.class_count(synthetic=records.synthetic))
+                patients = class_patients(records, records.labels("train"), spec.num_classes).tolist()
+                held[label] = Held(patients, policy.class_count(synthetic=records.synthetic))
     if rehearses:
         yield Finding(area, "note", "no records are configured: simulations use generated ones")
     elif not entry.data and not scope.production:

@@ -422,7 +422,7 @@ def _rows(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding]
         if small:
             text = (
                 f"{context.job.job_name}: this site leaves {', '.join(small)} out of the class sums: it has "
-                f"fewer than {count} training records of each (`min_class_count`)"
+                f"fewer than {count} patients with training records of each (`min_class_count`)"
             )
             yield Finding(area, "note", text)
         if rare:
@@ -604,7 +604,7 @@ def terms(job: JobConfig) -> dict[str, tuple[int, dict[str, int], dict[str, int]
 
 @dataclass(frozen=True)
 class Held:
-    """Training records by class at one site, and its minimum of a class (``min_class_count``)."""
+    """Patients of training records by class at one site, and its minimum of these (``min_class_count``)."""
 
     counts: Sequence[int]
     least: int
@@ -631,7 +631,8 @@ def never_answered(methods: str, held: Mapping[str, Held], names: Sequence[str])
         return ""
     return (
         f"{', '.join(absent)}: fewer than {MIN_HOLDERS} sites have "
-        f"{low if low == high else f'{low} to {high}'} training records; {methods} will never answer {it}. "
+        f"{low if low == high else f'{low} to {high}'} patients with training records; "
+        f"{methods} will never answer {it}. "
         f"Take more sites that have {it}, another method "
         "(fedavg) or class_rules=off, with which a class sum can be one site's."
     )

@@ -477,7 +477,9 @@ def test_a_site_is_told_which_classes_it_leaves_out_of_class_sums(
         json.dumps({**values, "policy": {**values.get("policy", {}), "min_class_count": 100}})
     )
     (text,) = told(rounds=2, model_options={"widths": [1]})
-    assert "leaves MEL" in text and "than 100 training records of each (`min_class_count`)" in text
+    assert (
+        "leaves MEL" in text and "than 100 patients with training records of each (`min_class_count`)" in text
+    )
     assert told(rounds=2, model_options={"widths": [1]}, class_rules="off") == []
 
 
