@@ -26,4 +26,6 @@ def test_those_taken_for_unknown_are_of_all_kinds() -> None:
     labels = np.array([[1]] * 50 + [[0]] * 50 + [[UNKNOWN]])
     told = in_steps(labels, 21)
     assert [(told == there).sum() for there in (1, 0, UNKNOWN)] == [40, 40, 21]
-    assert too_few(told, 80) == [] and too_few(told, 81) == [0]
+    each, tens = np.arange(101), np.arange(101) // 10
+    assert too_few(told, each, 80) == [] and too_few(told, each, 81) == [0]
+    assert too_few(told, tens, 12) == [0], "records of one patient count once"

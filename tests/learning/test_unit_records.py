@@ -13,7 +13,8 @@ from torch import nn
 from tightframe.errors import TrainingError
 from tightframe.learning.few_records.unit_records import UnitRecords
 from tightframe.learning.few_records.unit_sides import UnitSides
-from tightframe.models.heads import SingleLogit
+from tightframe.models.geometry_heads import NormalisedPrototypeHead
+from tightframe.models.heads import Classifier, SingleLogit
 
 
 def moved(sizes: list[list[float]], *, records: int | None = None, least: int = 3, **more: Any) -> list[bool]:
@@ -381,3 +382,42 @@ def test_a_record_that_an_epochs_batches_have_five_times_is_one() -> None:
                     units.next_batch(often[batch] * epochs, 10 * epochs)
                 (layer(torch.ones(len(batch), 1)) * slopes[batch]).sum().backward()
         assert units.few()["bias"].tolist() == few
+
+
+@pytest.mark.parametrize(
+    ("slopes", "alike", "few"),
+    [
+        ([1.0] * 8, 8, False),
+        ([1.0] * 2 + [0.0] * 6, 8, True),  # two records have a loss
+        ([1.0] * 8, 2, True),  # two records have features
+        ([1.0] * 4 + [1e-4] * 4, 8, False),
+    ],
+)
+@pytest.mark.parametrize("often", [1, 4])
+def test_a_temperature_that_few_records_move_stays(
+    slopes: list[float], alike: int, few: bool, often: int
+) -> None:
+    head = NormalisedPrototypeHead(2, 2, init="orthonormal", scale=3.0, learn_scale=True)
+    model, rows = Classifier(nn.Identity(), 2, 2, head=head), torch.zeros(8, 2)
+    rows[:alike, 0] = 1
+    with UnitRecords(model, 8 * often, least=3) as units:
+        for _ in range(often):
+            units.next_batch(np.full(8, often), 8 * often)
+            logits = head(rows)
+            (logits * torch.tensor(slopes)[:, None] * torch.tensor([1.0, 0.5])).sum().backward()
+    with torch.no_grad():
+        head.scale += 1
+    units.put_back()
+    assert head.scale.item() == (3.0 if few else 4.0)
+    gradients = {"head.scale": torch.ones(())}
+    units.clear(gradients)
+    assert float(gradients["head.scale"]) == (0.0 if few else 1.0)
+
+
+def test_a_temperature_stays_with_a_layer_that_too_few_records_are_behind() -> None:
+    head = NormalisedPrototypeHead(2, 2, init="orthonormal", scale=3.0, learn_scale=True)
+    for rest, few in ((0.05, False), (1e-4, True)):
+        with UnitRecords(Classifier(nn.Identity(), 2, 2, head=head), 8, least=1, part=0.5) as units:
+            slopes = torch.tensor([1.0] * 3 + [rest] * 5)
+            (head(torch.ones(8, 2))[:, 0] * slopes).sum().backward()
+        assert bool(units.few()["head.scale"]) == few

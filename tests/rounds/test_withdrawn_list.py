@@ -254,3 +254,18 @@ def test_records_that_no_count_contained_hide_nobody(
     silo = SimpleNamespace(context=context, withhold=frozenset())
     labels, lost = LocalSilo.withdrawn_from(silo, "test")  # type: ignore[arg-type]
     assert (len(labels), lost) == (hidden, short)
+
+
+def test_records_of_one_patient_count_once_in_a_fold(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten patients with two test records each; both records of one are withdrawn."""
+    monkeypatch.setattr(site.data, "groups", lambda fold: np.arange(20) // 2, raising=False)
+    assert [site.begin(f"of-{least}", out_of="first", least=least).untold() for least in (10, 11)] == [
+        (),
+        ("validation", "test"),
+    ]
+    site.file.write_text("record,test-0\nrecord,test-1\n")
+    for least, short in ((1, False), (2, True)):
+        context = site.begin(f"out-{least}", out_of="first", least=least)
+        silo = SimpleNamespace(context=context, withhold=frozenset())
+        labels, lost = LocalSilo.withdrawn_from(silo, "test")  # type: ignore[arg-type]
+        assert (len(labels), lost) == (2, short)

@@ -82,7 +82,7 @@ class Rules(StrictModel):
             are computed. None sets no limit.
         max_score_bins: the most bins of score histograms in an exact evaluation, because narrow bins
             disclose the scores of single records; None sets no limit.
-        min_test_count: a fold of fewer records is left out of an exact evaluation, and of means of personal
+        min_test_count: a fold of fewer patients is left out of an exact evaluation, and of means of personal
             models, because whoever knows all records but one could infer the result of that one. A fold of
             fewer than three silos is in no secure sum (but with ``class_rules: off``).
         min_answer_grid: seconds; the least ``answer_grid`` of a job that sets one, because when a term comes

@@ -373,10 +373,16 @@ def in_steps(labels: NDArray[np.int64], step: int) -> NDArray[np.int64]:
     return stepped
 
 
-def too_few(labels: NDArray[np.int64], least: int) -> list[int]:
-    """Return the places of findings with fewer than ``least`` known values.
+def too_few(labels: NDArray[np.int64], owners: NDArray[np.int64], least: int) -> list[int]:
+    """Return the places of findings whose values are known of fewer than ``least`` patients.
 
-    >>> too_few(np.array([[1, -1], [0, 1]]), 2)
-    [1]
+    Args:
+        labels: (n, K).
+        owners: number of each record's patient, (n,).
+
+    >>> findings = np.array([[1, -1], [0, 1], [0, 0]])
+    >>> too_few(findings, np.array([0, 1, 2]), 3), too_few(findings, np.array([0, 1, 1]), 2)
+    ([1], [1])
     """
-    return np.flatnonzero((labels != UNKNOWN).sum(axis=0) < least).tolist()
+    known = (labels != UNKNOWN).T
+    return [place for place, of in enumerate(known) if len(np.unique(owners[of])) < least]

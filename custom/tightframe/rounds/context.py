@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tightframe.config.job import JobConfig, Training
 from tightframe.config.policy import Policy
 from tightframe.config.site import SiteEntry, dataset_of, open_data
-from tightframe.data.base import SiloData, class_patients, in_steps, own_labels, too_few
+from tightframe.data.base import SiloData, class_patients, in_steps, own_labels, own_patients, too_few
 from tightframe.data.content import Content, content_of
 from tightframe.data.forms import TableForm
 from tightframe.errors import DataError
@@ -208,7 +208,7 @@ class SiloContext:
         return self.site.policy.resolve(production=self.production)
 
     def untold(self, *, without_withdrawn: bool = False) -> tuple[str, ...]:
-        """Return the parts with fewer records than ``min_test_count``, left out of exact evaluations.
+        """Return the parts of fewer patients than ``min_test_count``, left out of exact evaluations.
 
         A part is a fold, or one finding of a fold, by its place: ``test/2``. In a withdrawal the parts are
         those of the earlier run, so that nobody sees which part has become too small.
@@ -223,18 +223,18 @@ class SiloContext:
         then = self.job.withdraw is not None and not without_withdrawn
         data = self.withdrawn.before if then else self.data
         for fold in EVALUATED:
-            labels = data.labels(fold)
-            if len(labels) < least:
+            labels, owners = data.labels(fold), own_patients(data, fold)
+            if owners.max(initial=-1) + 1 < least:
                 parts.append(fold)
             elif labels.ndim == 2:
-                parts += [f"{fold}/{place}" for place in too_few(in_steps(labels, least), least)]
+                parts += [f"{fold}/{place}" for place in too_few(in_steps(labels, least), owners, least)]
         return tuple(parts)
 
     def counted_in_public(self, labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which training records public numbers and moments of inputs are of, bool (n,).
+        """Return a mask of the training records in public numbers and moments of inputs, bool (n,).
 
-        Beside exact sums by class, those of classes of which it has ``min_class_count``: otherwise what
-        totals of all records are more than those by class is of few, of one all its values.
+        Beside exact sums by class these leave out classes below ``min_class_count``: otherwise totals of all
+        records less those by class would be of few records, and of one all its values.
 
         Args:
             labels: of these records, with repeats or without.

@@ -43,6 +43,11 @@ that class's records alone (of three classes, where 61 % of the records had a lo
 told 13 of 15). Each copy of a repeated record counts as a part of one: where copies balance two classes, half
 of the rows would be behind a layer at which only the few records of the rarer class have a loss.
 
+**Other parameters.** A trained temperature (FedETF's ``beta``, FedNH's ``scale``), or a class token, is in no
+such layer. The gradient of a temperature is the sum over records of the logits' slopes times the logits: with
+one record that has a loss, or that the head tells from others, its total is one number of that record. So
+these parameters are left as they were if few records have slopes at the logits, or make that sum.
+
 **Dead networks.** If the last dense layer gets the same input for every record, as when all units before it
 are off, losses and updates depend on a silo's class counts, and on which classes were drawn, alone: two
 rounds' losses of balanced softmax told the exact counts of both honest hospitals. Training such a network
@@ -137,7 +142,8 @@ class UnitRecords:
     """Count, in a ``with`` block, the records whose gradients move each unit of a model's layers.
 
     Args:
-        model: its linear layers, convolutions and normalisations are watched, as far as they train.
+        model: its linear layers, convolutions and normalisations are watched, as far as they train, and for
+            other parameters its logits.
         records: number of records that an epoch draws.
         repeats: how often the most repeated record is among these.
         least: number of records below which a unit is moved by few; with up to 1 no unit is.
@@ -173,6 +179,8 @@ class UnitRecords:
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._before: dict[str, torch.Tensor] = {}
         self._counted: dict[str, _Counted] = {}
+        self._others: dict[str, torch.Tensor] = {}
+        self._logits: _Counted | None = None
         self._last_row: torch.Tensor | None = None
         self._differing: list[torch.Tensor] = []
 
@@ -193,6 +201,7 @@ class UnitRecords:
                 self._watch(place, layer, relu=followed and place in dense, head=head)
                 if place == last and self._least > 1:
                     self._handles.append(layer.register_forward_hook(self._compare))
+            self._watch_others()
         return self
 
     def __exit__(
@@ -239,15 +248,7 @@ class UnitRecords:
             def backward(slopes: torch.Tensor) -> None:
                 # ``SingleLogit`` puts a zero in front of its one unit's value.
                 sizes = self._sizes(slopes[..., -rows:] if axis < 0 else slopes, axis)
-                times = torch.ones(len(sizes), 1, dtype=torch.float64, device=sizes.device)
-                if (often := self._times) is not None:
-                    of_records = often if len(often) == len(sizes) else often.max().expand(len(sizes))
-                    times = of_records.to(sizes.device)[:, None]
-                if self._part:
-                    weights = torch.ones_like(times)
-                    if (copies := self._copies) is not None and len(copies) == len(sizes):
-                        weights /= copies.to(sizes.device)[:, None]
-                    counted.add_behind(sizes, weights)
+                times = self._add_behind(counted, sizes)
                 if relu and sizes.shape[1] == rows:
                     fires = torch.cat([(sizes > 0).any(1, keepdim=True), sizes > 0], 1).double()
                     mean = sizes.sum(1, keepdim=True) / fires[:, 1:].sum(1, keepdim=True).clamp_min(1)
@@ -266,6 +267,52 @@ class UnitRecords:
             output.register_hook(backward)
 
         self._handles.append(layer.register_forward_hook(forward))
+
+    def _add_behind(self, counted: _Counted, sizes: torch.Tensor) -> torch.Tensor:
+        """Count a batch's records by size, (B, rows), and return how often each is drawn, (B, 1)."""
+        times = torch.ones(len(sizes), 1, dtype=torch.float64, device=sizes.device)
+        if (often := self._times) is not None:
+            of_records = often if len(often) == len(sizes) else often.max().expand(len(sizes))
+            times = of_records.to(sizes.device)[:, None]
+        if self._part:
+            weights = torch.ones_like(times)
+            if (copies := self._copies) is not None and len(copies) == len(sizes):
+                weights /= copies.to(sizes.device)[:, None]
+            counted.add_behind(sizes, weights)
+        return times
+
+    def _watch_others(self) -> None:
+        """Watch the logits, if parameters train that are in no watched layer."""
+        self._others = {
+            name: item.detach().clone()
+            for name, item in self._model.named_parameters()
+            if item.requires_grad and name not in self._before
+        }
+        if not self._others:
+            return
+        device = next(iter(self._others.values())).device
+        zeros = functools.partial(torch.zeros, dtype=torch.float64, device=device)
+        required = torch.tensor([self._part], dtype=torch.float64)
+        counted = self._logits = _Counted(zeros(2, 2), zeros(3, 1), zeros(1, 2 * _EXPONENTS), required)
+
+        def forward(_head: nn.Module, _given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            if not output.requires_grad or output.dim() < 2:
+                return
+            logits = output.detach()
+
+            def backward(slopes: torch.Tensor) -> None:
+                both = slopes.detach().double().flatten(1), (slopes.detach() * logits).double().flatten(1)
+                sizes = torch.stack([both[0].abs().sum(1), both[1].sum(1).abs()], 1)
+                sizes = (sizes.square() if self._squared else sizes).nan_to_num(posinf=0.0)
+                times = self._add_behind(counted, sizes[:, :1])
+                counted.sums += torch.stack([sizes.sum(0), (times * sizes.square()).sum(0)])
+                counted.passes += len(sizes) / self._drawn
+
+            output.register_hook(backward)
+
+        head = getattr(self._model, "head", None)
+        head = head if isinstance(head, nn.Module) else self._model
+        self._handles.append(head.register_forward_hook(forward))
 
     def _compare(self, _layer: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         """Note which records' inputs of the last dense layer differ from the previous record's."""
@@ -335,6 +382,10 @@ class UnitRecords:
             )
             if f"{place}bias" in self._before:
                 masks[f"{place}bias"] = rows
+        if (logits := self._logits) is not None:
+            times = max(1.0, logits.passes) * self._repeats
+            few = made_by_few(logits.sums.cpu(), self._least * times).any() | logits.unbacked(1).any()
+            masks |= {name: few.expand(item.shape) for name, item in self._others.items()}
         return masks
 
     def unbacked(self) -> list[str]:
@@ -354,9 +405,10 @@ class UnitRecords:
         """
         self.check()
         parameters = dict(self._model.named_parameters())
+        before = {**self._before, **self._others}
         for name, few in self.few().items():
             if bool(few.any()):
-                parameters[name].copy_(torch.where(few, self._before[name], parameters[name]))
+                parameters[name].copy_(torch.where(few, before[name], parameters[name]))
 
     def clear(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Set the entries of ``few`` in gradients, by parameter name, to 0 in place.

@@ -233,6 +233,7 @@ class OwnCounts(ABC):
         )
         names = set() if fold in before else context.withdrawn.names
         gone = np.array([name in names for name in record_ids(data, fold)], dtype=bool)
-        few = fold in EVALUATED and 0 < gone.sum() < context.policy.min_test_count
+        patients = len(np.unique(own_patients(data, fold)[gone]))
+        few = fold in EVALUATED and 0 < patients < context.policy.min_test_count
         labels = torch.from_numpy(data.labels(fold)[gone])
-        return labels, bool(few) or before != after or fold in self.withhold
+        return labels, few or before != after or fold in self.withhold
