@@ -230,7 +230,10 @@ def test_a_site_without_prototypes_has_another() -> None:
 def test_a_table_summary_has_the_sites_own_rule() -> None:
     entry = SiteEntry(policy=PolicyBlock(min_class_count=77))
     job = {**statistics_job(), "method_options": {}, "model_options": {}}
-    assert (profile(job)["own min_class_count"], profile(job, entry)["own min_class_count"]) == ("5", "77")
+    assert (profile(job)["own min_class_count"], profile(job, entry)["own min_class_count"]) == (
+        "5 patients",
+        "77 patients",
+    )
 
 
 def test_a_job_with_noise_has_none() -> None:
@@ -257,7 +260,7 @@ def test_a_sites_own_rules_are_in_it(rule: str) -> None:
     changed = SiteEntry(policy=PolicyBlock(**{rule: True if rule == "full_batches" else 77}))
     before, after = profile({}), profile({}, changed)
     assert {name for name in before if before[name] != after[name]} == {f"own {rule}"}
-    assert f"own {rule}" in REVEALED and before["own min_class_count"] == "5"
+    assert f"own {rule}" in REVEALED and before["own min_class_count"] == "5 patients"
 
 
 def test_every_setting_has_an_explanation() -> None:

@@ -79,14 +79,14 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
         profile["statistics"] = f"bins {setup.layout.bins}"
         if ends := setup.layout.ends:
             profile["statistics"] += f", times to {', '.join(f'{end:g}' for end in ends)}"
-        profile["own min_class_count"] = str(policy.class_count(synthetic=False))
+        profile["own min_class_count"] = f"{policy.class_count(synthetic=False)} patients"
         return tuple(sorted(profile.items()))
     if not setup.trains:  # only an evaluation leaves, as at the closing of any job
         profile = {
             "records": _canonical(_record_options(setup)),
             "class_rules": job.class_rules,
             "score_bins": str(job.evaluation.score_bins),
-            "own min_test_count": str(policy.min_test_count),
+            "own min_test_count": f"{policy.min_test_count} patients",
         }
         return tuple(sorted(profile.items()))
     phases = tuple(_phases(setup))
@@ -100,9 +100,9 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
         "steps": _steps(job.training),
         "score_bins": str(job.evaluation.score_bins),
         "own full_batches": "yes" if policy.full_batches else "no",
-        "own min_class_count": str(policy.class_count(synthetic=False)),
+        "own min_class_count": f"{policy.class_count(synthetic=False)} patients",
         "own offer_prototypes": "yes" if entry.offer_prototypes else "no",
-        "own min_test_count": str(policy.min_test_count),
+        "own min_test_count": f"{policy.min_test_count} patients",
     }
     if job.weights != "uniform":
         values["max_weight_share"] = f"{job.max_weight_share:g}"
