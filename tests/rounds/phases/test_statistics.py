@@ -249,6 +249,9 @@ def test_moments_are_of_the_first_axis_whatever_a_record_is(shape: tuple[int, ..
     np.testing.assert_allclose(state.extra[FEATURE_MEAN], pooled.mean((0, 2)), rtol=0, atol=1e-9)
     expected = [1.0, *pooled.std((0, 2))[1:]]  # a constant column is not scaled, as by scikit-learn
     np.testing.assert_allclose(state.extra[FEATURE_STD], expected, rtol=0, atol=1e-6)
+    none = {name: np.zeros_like(total) for name, total in totals.items()}
+    warnings = [phase.read(state, given, cohort).warnings for given in (totals, none)]
+    assert warnings[0] == () and "inputs are not standardised" in warnings[1][0]
 
 
 def pooled_moments(columns: list[NDArray[np.float32]], least: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -41,6 +41,7 @@ from tightframe.phases import (
     Contribution,
     Field,
     Phase,
+    Reading,
     Schema,
     ServerState,
     Setting,
@@ -102,7 +103,16 @@ def phases(
             pooled |= part.conclude(totals, cohort)
         return state.evolve(extra={**state.extra, **pooled})
 
-    phase = Phase("statistics", schema, lambda state: {}, contribute, update)
+    def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
+        reading = Reading(state, totals)
+        if VALUES in totals and float(totals[VALUES]) <= 0:
+            return reading.warning(
+                "inputs are not standardised, because no silo has enough patients of any class "
+                "(`min_class_count` of each site): take more records, or class_rules=off"
+            )
+        return reading
+
+    phase = Phase("statistics", schema, lambda state: {}, contribute, update, read)
     # Under the class rules the first sum has only the flags of the classes that silos hold.
     twice = class_rules and any(item.per_class for item in schema.fields)
     return (phase, phase) if twice else (phase,)
