@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from tests.support.attacks.malicious_server import ANY_WIDTH, Chosen, Federation, Records
+from tests.support.attacks.malicious_server import ANY_WIDTH, STANDARD, Chosen, Federation, Records
 from torch.nn import functional
 
 from tightframe.errors import SecureSumError, TightframeError
@@ -176,11 +176,12 @@ def test_of_two_jobs_that_one_picture_lies_between_the_second_is_refused(tmp_pat
 
 
 def test_a_hospital_refuses_more_units_behind_convolutions_than_its_rule_allows(tmp_path: Path) -> None:
+    every_class = STANDARD.model_copy(update={"min_class_count": 1})
     with pytest.raises(TightframeError, match=r"^TF-625: [\s\S]*384 units, behind .* on 45 declared"):
-        Federation(JOB, hospitals(15), state=tmp_path).enroll()
+        Federation(JOB, hospitals(15), state=tmp_path, policy=every_class).enroll()
     pictures = hospitals(12, side=32, channels=3)
     with pytest.raises(TightframeError, match=r"^TF-625: [\s\S]*the first on 3072 .* on 36 declared"):
-        Federation(ONE_PATCH, pictures, state=tmp_path / "one").enroll()
+        Federation(ONE_PATCH, pictures, state=tmp_path / "one", policy=every_class).enroll()
 
 
 def _slope(z: torch.Tensor) -> torch.Tensor:

@@ -89,7 +89,7 @@ def test_running_statistics_stay_shut(tmp_path: Path) -> None:
     rng, data = np.random.default_rng(103), {}
     for index in range(4):
         folds = {
-            fold: (rng.normal(size=(size, 1, 8, 8)).astype(np.float32), np.arange(size) % 10)
+            fold: (rng.normal(size=(size, 1, 8, 8)).astype(np.float32), np.arange(size) % 2)
             for fold, size in (("train", 20), ("validation", 10), ("test", 10))
         }
         data[f"hospital-{index + 1}"] = Records(ArrayData(folds, source="pictures", num_classes=10))
