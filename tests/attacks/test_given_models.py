@@ -116,11 +116,13 @@ def test_a_crafted_start_reads_records_from_a_class_sum_and_a_person_is_asked_fi
         with pytest.raises(TightframeError, match="site-1, site-2, site-3 and site-4 refused: TF-626"):
             run(name, nowhere, **values)
     accepted = {job.initial_model_sha256: "by M., who was told what it does"}
-    ended = run("accepted", tables, policy=policy, accepted_models=accepted)
-    sums = load_state(ended / "server" / CHECKPOINT).state.extra[TOTAL + SUMS][1] / 2.0**BITS
     read = [np.loadtxt(path, delimiter=",", skiprows=1, usecols=(1, 2, 9)) for path in tables.values()]
     every = np.concatenate(read)
     ill = every[every[:, 2] == 1, :2]
-    told = read_records(sums)
-    # Of five who are alone between two thresholds; two of them on a unit's side that few are on.
-    assert len(told) == 3 and all(np.abs(ill - record).max(1).min() < 0.3 for record in told)
+    # Five are alone between two thresholds. By the rule each counts on the others' side of a unit.
+    for limit, number in ((0, 5), (2, 0)):
+        limited = {**policy, "records_per_feature": limit}
+        ended = run(f"limit {limit}", tables, policy=limited, accepted_models=accepted)
+        sums = load_state(ended / "server" / CHECKPOINT).state.extra[TOTAL + SUMS][1] / 2.0**BITS
+        told = read_records(sums)
+        assert len(told) == number and all(np.abs(ill - record).max(1).min() < 0.3 for record in told)
