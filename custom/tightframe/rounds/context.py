@@ -239,13 +239,19 @@ class SiloContext:
         Args:
             labels: of these records, with repeats or without.
         """
-        job, data = self.job, self.data
-        if labels.ndim == 2 or job.privacy is not None or job.class_rules == "off":
+        if (public := self._public_classes) is None:
             return np.ones(len(labels), dtype=np.bool_)
-        patients = class_patients(data, data.labels("train"), int(labels.max(initial=-1)) + 1)
-        held = patients >= self.policy.class_count(synthetic=data.synthetic)
-        counted: NDArray[np.bool_] = held[labels]
+        counted: NDArray[np.bool_] = public[labels]
         return counted
+
+    @cached_property
+    def _public_classes(self) -> NDArray[np.bool_] | None:
+        """A mask of the classes of which it has ``min_class_count`` patients; None if all records count."""
+        data, labels = self.data, self.data.labels("train")
+        if labels.ndim == 2 or self.job.privacy is not None or self.job.class_rules == "off":
+            return None
+        patients = class_patients(data, labels, int(labels.max(initial=-1)) + 1)
+        return patients >= self.policy.class_count(synthetic=data.synthetic)
 
     @property
     def public_records(self) -> int:
