@@ -136,8 +136,8 @@ def _say_one_answer(model: TrainedModel) -> None:
     """Say of a model which gives one answer that it does."""
     from tightframe.results.words import one_answer
 
-    if (told := one_answer(model.one_answer)) is not None:
-        err.print(shown(f"ONE ANSWER: on the test records {told}"))
+    if (text := one_answer(model.one_answer)) is not None:
+        err.print(shown(f"ONE ANSWER: on the test records {text}"))
 
 
 def _entry(model: TrainedModel, config: Path, site: str | None) -> TableSite:
