@@ -291,23 +291,23 @@ def record_patients(data: SiloData, fold: Fold) -> NDArray[np.int64]:
         DataError: TF-210 if the patient of any record is unknown; TF-206 if ``groups`` does not return one
             integer for each record.
     """
-    patients = _given_patients(data, fold)
+    patients = _given(data, fold, "groups")
     if unknown := int((patients < 0).sum()):
         reason = f"{unknown} of the {len(patients)} records of its {fold} fold have none (below 0)"
         raise patients_unknown(data.source, reason)
     return patients
 
 
-def _given_patients(data: SiloData, fold: Fold) -> NDArray[np.int64]:
-    groups = getattr(data, "groups", None)
+def _given(data: SiloData, fold: Fold, method: str) -> NDArray[np.int64]:
+    groups = getattr(data, method, None)
     given = None if groups is None else groups(fold)
     if given is None:
         raise patients_unknown(data.source, "its source does not name patients")
     patients, count = np.asarray(given), len(data.labels(fold))
     if patients.shape != (count,) or not np.issubdtype(patients.dtype, np.integer):
         raise DataError(
-            f"Expected `groups` of {data.source} to give one integer for each record of the {fold} fold, but "
-            f"got {patients.dtype} of shape {patients.shape} for {count} records: correct the data set.",
+            f"Expected `{method}` of {data.source} to give one integer for each record of the {fold} fold, "
+            f"but got {patients.dtype} of shape {patients.shape} for {count} records: correct the data set.",
             code="TF-206",
         )
     return patients.astype(np.int64)
@@ -318,11 +318,17 @@ def own_patients(data: SiloData, fold: Fold = "train") -> NDArray[np.int64]:
 
     A record of an unknown patient has its own number, shared by all its copies, see ``own_labels``: otherwise
     one such stay made each of another patient's stays, and each copy of a repeated one, a patient.
+
+    A data set that does not know patients, but which records are surely of one, has a method
+    ``same_patient(fold)`` in the form of ``groups``. It serves minimum counts only: two of its groups may be
+    one patient, whom noise for groups would not protect (``record_patients``).
     """
     records = distinct_records(data) if fold == "train" else np.arange(len(data.labels(fold)))
     owners = np.full(len(records), -1)
-    with suppress(DataError):
-        owners = _given_patients(data, fold)
+    for method in ("same_patient", "groups"):
+        if hasattr(data, method):
+            with suppress(DataError):
+                owners = _given(data, fold, method)
     unknown = owners < 0
     owners[unknown] = owners.max(initial=-1) + 1 + records[unknown]
     return np.unique(owners, return_inverse=True)[1].astype(np.int64)
@@ -332,12 +338,12 @@ def class_patients(data: SiloData, labels: NDArray[np.int64], num_classes: int) 
     """Count patients with training records of each class, or in the fewer of a finding's cells, (C,) int64.
 
     Args:
-        labels: of the training records, as the silo tells of them.
+        labels: of the training records, as the silo reports them.
     """
     owners = own_patients(data)
     if labels.ndim == 1:
         return class_counts(np.unique(np.stack([owners, labels]), axis=1)[1], num_classes)
-    cells = [[len(np.unique(owners[told == there])) for there in (1, 0)] for told in labels.T]
+    cells = [[len(np.unique(owners[values == there])) for there in (1, 0)] for values in labels.T]
     return np.array(cells, dtype=np.int64).min(axis=1)
 
 

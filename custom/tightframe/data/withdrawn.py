@@ -120,9 +120,9 @@ def patients_of(
     """Count a fold's patients by class: with records of these names, with any, and with others, (C,)."""
     pairs = np.stack([own_patients(data, fold), data.labels(fold)])
     named = np.isin(np.asarray(record_ids(data, fold), dtype=str), sorted(names))
-    found = (np.unique(item, axis=1)[1] for item in (pairs[:, named], pairs, pairs[:, ~named]))
-    one, every, others = (class_counts(labels, num_classes) for labels in found)
-    return one, every, others
+    labels = (np.unique(item, axis=1)[1] for item in (pairs[:, named], pairs, pairs[:, ~named]))
+    withdrawn, every, others = (class_counts(item, num_classes) for item in labels)
+    return withdrawn, every, others
 
 
 def _patients(data: SiloData, named: Named) -> Mapping[Fold, NDArray[np.str_]]:
@@ -180,7 +180,14 @@ class Remaining:
 
     def groups(self, fold: Fold) -> NDArray[Any] | None:
         """Return the patient of each record of a fold, as the data set gives it."""
-        own = getattr(self._data, "groups", None)
+        return self._given("groups", fold)
+
+    def same_patient(self, fold: Fold) -> NDArray[Any] | None:
+        """Return which records of a fold are surely of one patient, as the data set gives it."""
+        return self._given("same_patient", fold)
+
+    def _given(self, method: str, fold: Fold) -> NDArray[Any] | None:
+        own = getattr(self._data, method, None)
         groups = None if own is None else own(fold)
         return None if groups is None else np.asarray(groups)[self._places[fold]]
 

@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
-from tightframe.data.base import own_patients
+from tightframe.data.base import own_patients, record_patients
 from tightframe.data.isic import IsicOptions, IsicSite
 from tightframe.data.isic.folder import IMAGES, FolderData, read_split
+from tightframe.data.withdrawn import Remaining
 from tightframe.errors import DataError
 from tightframe.phases import Fold
 
@@ -237,6 +238,11 @@ def test_pictures_of_a_lesion_are_of_one_patient(folder: Path) -> None:
     lesion = {image: name for name, image in pairs}
     own = {lesion.get(name, name) for name in data.names("train")}
     assert len(np.unique(own_patients(data))) == len(own) < len(data.names("train"))
+    remaining = Remaining(data, frozenset())
+    assert own_patients(remaining).tolist() == own_patients(data).tolist()
+    for item in (data, remaining):  # two lesions may be one patient's: noise would not protect the patient
+        with pytest.raises(DataError, match=r"^TF-210: "):
+            record_patients(item, "train")
 
 
 def test_a_lesion_file_that_does_not_know_the_images_is_refused(folder: Path) -> None:

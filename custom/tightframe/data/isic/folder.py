@@ -231,7 +231,7 @@ class FolderData:
         """Return the names by which a site withdraws records: those of the images."""
         return self.names(fold)
 
-    def groups(self, fold: Fold) -> NDArray[np.int64] | None:
+    def same_patient(self, fold: Fold) -> NDArray[np.int64] | None:
         """Return the lesion of each image of a fold, which is one patient's; None if none is known."""
         if not self._lesions:
             return None
