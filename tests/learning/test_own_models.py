@@ -8,7 +8,13 @@ import pytest
 from tests.support.methods import lossy
 from tests.support.runs import FOUR
 
+from tightframe import methods
+from tightframe.config.job import OWN_MODELS
 from tightframe.rounds.silo.own_state import proposed_in
+
+
+def test_the_names_are_those_of_the_registry() -> None:
+    assert {method.name for method in methods.METHODS if method.own_model is not None} == OWN_MODELS
 
 
 @pytest.mark.whole

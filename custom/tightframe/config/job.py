@@ -37,6 +37,9 @@ ONE_RELEASE = frozenset({"fed3r", "fedcgs", "fedncm"})
 """Names of methods that release one sum under privacy and train nothing; a process that only answers the
 protocol imports no method."""
 
+OWN_MODELS = frozenset({"fedproto", "local_only"})
+"""Names of methods without a global model, in which each silo has its own."""
+
 
 def _nothing_to_build(values: Any) -> Any:
     reserved = sorted(BUILD_KEYS.intersection(values)) if isinstance(values, dict) else []

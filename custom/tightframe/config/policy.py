@@ -21,7 +21,7 @@ from tightframe.config.profiles import NO_LIMIT, PROFILES, Profile, Rules
 from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.errors import TooLargeError
 from tightframe.options import StrictModel
-from tightframe.securesum.rules import SiteRules, Trust
+from tightframe.securesum.rules import MIN_SITES, SiteRules, Trust
 
 MIN_CLASS_COUNT = 5
 REPEATED = ("epochs", "alternations")
@@ -270,6 +270,7 @@ class Policy(Rules):
                     "the totals of two jobs with different choices disclose one silo's class sums",
                 )
             )
+        refusals += self._site_model_refusals(job)
         withdraw, least = getattr(job, "withdraw", None), self.min_withdrawn
         if withdraw is not None and withdraw.min_withdrawn < least:
             refusals.append(
@@ -283,6 +284,22 @@ class Policy(Rules):
         if job.server_trust == "semi_honest" and not self.semi_honest_server:
             refusals.append(Refusal("semi_honest_server", "a semi_honest server", "a malicious one"))
         return refusals
+
+    def _site_model_refusals(self, job: JobConfig) -> list[Refusal]:
+        """Refuse models of fewer than three silos: whoever writes the job can let all others' say nothing."""
+        if not job.site_models or job.summation == "plain" or job.privacy is not None or self.class_rules_off:
+            return []
+        models = [job.model_at(site).model_dump_json() for site in job.roster]
+        if (least := min(map(models.count, models))) >= MIN_SITES:
+            return []
+        return [
+            Refusal(
+                "class_rules_off",
+                f"a model of {least} silos only (site_models)",
+                f"each model at {MIN_SITES} silos or more",
+                "if all others' models say the same of every record, totals are those of these silos",
+            )
+        ]
 
     def _cohort_refusals(self, job: JobConfig) -> list[Refusal]:
         """List the rules that a job's number of silos violates; the protocol checks smaller rosters later."""

@@ -43,8 +43,9 @@ class Rules(StrictModel):
             None sets no limit.
         min_class_count: a class of fewer local patients is never part of a per-class total; None means 5,
             or 1 if the records are the synthetic twin.
-        class_rules_off: accept jobs that switch the class rules off, or that choose which silos submit
-            class sums.
+        class_rules_off: accept jobs that switch the class rules off, that choose which silos submit class
+            sums, or that give a model to fewer than three silos; let exact evaluations of silos' own models
+            leave.
         allow_sign_split: accept sums split by sign, in which a coordinate with one positive silo
             discloses that silo's value.
         full_batches: train on the job's batches, each record once in an epoch. Otherwise, without privacy,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.config.job import JobConfig, Training
+from tightframe.config.job import OWN_MODELS, JobConfig, Training
 from tightframe.config.policy import Policy
 from tightframe.config.site import SiteEntry, dataset_of, open_data
 from tightframe.data.base import SiloData, class_patients, in_steps, own_labels, own_patients, too_few
@@ -28,7 +28,7 @@ from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.results.files import TRANSCRIPT, WritePage
 from tightframe.rounds.pace import Pace
 from tightframe.rounds.site_ledger import KIT_HEAD, LedgerPaths, SiteLedger
-from tightframe.rounds.sums.declaration import EVALUATED
+from tightframe.rounds.sums.declaration import EVALUATED, OWN
 from tightframe.securesum.identity import Anchor, Signer
 
 if TYPE_CHECKING:
@@ -213,6 +213,9 @@ class SiloContext:
         A part is a fold, or one finding of a fold, by its place: ``test/2``. In a withdrawal the parts are
         those of the earlier run, so that nobody sees which part has become too small.
 
+        With secure sums and the class rules, ``OWN`` is one, too, where each silo has a model of its own:
+        scores that a model gives all records of its silo alike are that silo's class counts in the total.
+
         Args:
             without_withdrawn: count only the records that stay, for a number that is summed.
         """
@@ -228,6 +231,8 @@ class SiloContext:
                 parts.append(fold)
             elif labels.ndim == 2:
                 parts += [f"{fold}/{place}" for place in too_few(in_steps(labels, least), owners, least)]
+        if self.job.method in OWN_MODELS and self.job.summation == "secure":
+            parts += [] if self.policy.class_rules_off else [OWN]
         return tuple(parts)
 
     def counted_in_public(self, labels: NDArray[np.int64]) -> NDArray[np.bool_]:

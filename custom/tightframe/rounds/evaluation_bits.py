@@ -35,6 +35,7 @@ from tightframe.rounds.order import Place
 from tightframe.rounds.phases import personal
 from tightframe.rounds.riders import evaluation
 from tightframe.rounds.setup import JobSetup
+from tightframe.rounds.sums.declaration import OWN
 from tightframe.securesum.errors import EvaluationsError
 from tightframe.securesum.site.journal import PARTS, Evaluated, History, Most, opened
 
@@ -177,7 +178,7 @@ def _of_field(
         )
     if item.name in (personal.ACCURACY, personal.VALID_CLASSES, personal.LABEL_SHARE):
         return Told(test=0.0 if "test" in left_out else math.log2(2**personal.FRACTION_BITS + 1))
-    if not item.name.startswith("evaluation/"):
+    if not item.name.startswith("evaluation/") or OWN in left_out:
         return Told()
     _, fold, kind = item.name.split("/", 2)
     if fold not in evaluation.FOLDS:

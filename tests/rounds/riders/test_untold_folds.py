@@ -127,3 +127,16 @@ def test_finer_score_bins_than_the_policy_allows_are_refused(small: dict[str, An
     private = {**small, "min_sites": 3, "weights": "uniform", "privacy": {}, "evaluation": {"score_bins": 33}}
     standard.check(parse_job(private))  # nothing exact leaves
     PolicyBlock(profile="research").resolve(production=False).check(job)
+
+
+def test_silos_own_models_are_told_by_mean_accuracies_alone(small: dict[str, Any], tmp_path: Path) -> None:
+    own = {"method": "local_only", "method_options": {}, "rounds": 1, "min_sites": 3, "personalise": True}
+    job = parse_job({**small, **own})
+    policy = PolicyBlock(profile="research", class_rules_off=False)
+    entries = {site: SiteEntry(policy=policy) for site in job.sites}
+    data = {site: open_data(job, site, None) for site in job.sites}
+    outcome = federation.run_job(job, entries=entries, data=data, folder=tmp_path).outcome
+    assert not outcome.measured and outcome.evaluated_by == []
+    assert outcome.personal is not None and outcome.personal.silos == 3
+    line = "exact evaluations of silos' own models stay at silos (class_rules_off): site-1, site-2, site-3"
+    assert line in outcome.rules

@@ -40,11 +40,11 @@ def test_it_comes_back_as_it_was() -> None:
 
 def test_the_longest_fits_a_message() -> None:
     folds = ("validation", "test")
-    parts = [*folds, *(f"{fold}/{place}" for fold in folds for place in range(MAX_FINDINGS))]
+    parts = ["own", *folds, *(f"{fold}/{place}" for fold in folds for place in range(MAX_FINDINGS))]
     values = {"weight": 2.0**30 - 1, "profile": "x" * 32, "min_class_count": 2**31 - 1, "untold": parts}
     raw = json.dumps({**GOOD.model_dump(), **values}).encode()
     made = Declaration.from_bytes(raw, "site-1")
-    assert len(made.untold) == 202 and len(made.to_bytes()) <= messages.MAX_APPLICATION
+    assert len(made.untold) == 203 and len(made.to_bytes()) <= messages.MAX_APPLICATION
 
 
 def test_it_says_six_things_and_no_number_of_records_beside_the_weight() -> None:
@@ -77,7 +77,7 @@ def test_it_says_six_things_and_no_number_of_records_beside_the_weight() -> None
         {"any_static_cohort": "no"},
         {"records": 290},
         {"untold": ["test/1", "test/1"]},
-        {"untold": [f"test/{place}" for place in range(2 * MAX_FINDINGS + 3)]},
+        {"untold": [f"test/{place}" for place in range(2 * MAX_FINDINGS + 4)]},
     ],
 )
 def test_anything_else_is_refused_by_the_silos_name(changes: dict[str, Any]) -> None:

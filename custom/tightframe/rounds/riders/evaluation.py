@@ -48,7 +48,7 @@ from tightframe.results.parts.evaluation import (
 from tightframe.rounds.riders import failures
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 from tightframe.rounds.riders.view import RiderView, rider_view
-from tightframe.rounds.sums.declaration import EVALUATED
+from tightframe.rounds.sums.declaration import EVALUATED, OWN
 
 FOLDS = EVALUATED
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
@@ -181,9 +181,11 @@ def told(tensors: Tensors, left_out: Sequence[str]) -> dict[str, torch.Tensor]:
 
     Args:
         tensors: as of ``count``.
-        left_out: folds, and findings of a fold by their place (``test/2``).
+        left_out: folds, and findings of a fold by their place (``test/2``); with ``OWN``, where models are
+            silos' own, all of it.
     """
-    blank = tuple(f"evaluation/{part}/" for part in left_out if "/" not in part)
+    folds = FOLDS if OWN in left_out else [part for part in left_out if "/" not in part]
+    blank = tuple(f"evaluation/{fold}/" for fold in folds)
     leaving = {name: tensors.get(TOLD + name, value) for name, value in tensors.items()}
     return {
         name: torch.zeros_like(value) if name.startswith(blank) else value

@@ -46,7 +46,7 @@ from tightframe.rounds.riders import (
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.common import Enrolled
-from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers, tells
+from tightframe.rounds.sums.declaration import OWN, Declaration, applied_weights, tellers, tells
 
 
 class RunRecord:
@@ -262,7 +262,11 @@ class RunRecord:
         if self._class_sums is not None and records:
             declared = None if untold else sizes.declared
             lines += warned(self._class_sums, declared, classes=len(self._dataset.class_names))
-        if self.declared and self.job.summation == "secure" and self.job.privacy is None:
+        if own := sorted(site for site, item in self.declared.items() if OWN in item.untold):
+            lines.append(
+                f"exact evaluations of silos' own models stay at silos (class_rules_off): {', '.join(own)}"
+            )
+        elif self.declared and self.job.summation == "secure" and self.job.privacy is None:
             one = "of a class that one silo alone has, it shows that silo's result"
             if self._dataset.multi_label and self.job.class_rules == "on":
                 one = f"of a finding that fewer than {MIN_HOLDERS} silos know enough of, it shows nothing"
@@ -400,8 +404,9 @@ class RunRecord:
 
     def _untold(self, site: str, fold: str) -> bool:
         """Check whether a silo leaves a fold out of exact evaluations, by its own declaration or others'."""
-        left_out = site in self.declared and not tells(self.declared[site], fold)
-        return left_out or fold in (*self._told_by_few(), *self.withheld)
+        left_out = site in self.declared and not all(tells(self.declared[site], part) for part in (fold, OWN))
+        by_few = self._told_by_few()
+        return left_out or OWN in by_few or fold in (*by_few, *self.withheld)
 
     def _told_by_few(self) -> tuple[str, ...]:
         """Return the parts that no silo evaluates, because only one or two could."""

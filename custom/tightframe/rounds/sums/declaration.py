@@ -21,8 +21,10 @@ MOST = 2.0**30
 """Largest weight of any declaration; a site's policy (``max_records``) can set a lower ceiling."""
 EVALUATED: tuple[Fold, ...] = ("validation", "test")
 """Folds that evaluations count."""
-MAX_PARTS = 2 * (MAX_FINDINGS + 1)
-"""Most parts: each fold, and every finding of a contract in each fold."""
+OWN = "own"
+"""The part that is the exact evaluation of silos' own models, in all folds."""
+MAX_PARTS = 2 * (MAX_FINDINGS + 1) + 1
+"""Most parts: each fold, every finding of a contract in each fold, and ``OWN``."""
 
 
 class Declaration(StrictModel):
@@ -35,7 +37,7 @@ class Declaration(StrictModel):
         min_class_count: least number of patients of a class with which it takes part in that class.
         any_static_cohort: whether it opens counts for any cohort.
         untold: parts that it leaves out of exact evaluations, because they have too few records: folds, and
-            findings of a fold by their place, ``test/2``.
+            findings of a fold by their place, ``test/2``; and ``OWN``.
     """
 
     weight: float = Field(gt=0, le=MOST)
@@ -43,8 +45,8 @@ class Declaration(StrictModel):
     profile: str = Field(max_length=32, pattern=r"^[a-z_]+$")
     min_class_count: int = Field(ge=1, lt=2**31)
     any_static_cohort: bool
-    untold: tuple[Annotated[str, Field(pattern=r"^(validation|test)(/(0|[1-9][0-9]{0,3}))?$")], ...] = Field(
-        max_length=MAX_PARTS
+    untold: tuple[Annotated[str, Field(pattern=r"^(own|(validation|test)(/(0|[1-9][0-9]{0,3}))?)$")], ...] = (
+        Field(max_length=MAX_PARTS)
     )
 
     @field_validator("untold")
