@@ -1,18 +1,21 @@
 """A run through NVFlare by our command equals the run in one process bit for bit.
 
-By the engine's command without a flag, which is a process for every task, `.ci/run` compares the README's
-job; `test_privacy` runs a job that way.
+Its processes are forked; in real ones `.ci/run` compares the README's job. By the engine's command without
+a flag, which is a process for every task, `test_privacy` runs a job.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support import forking
 from tests.support.engine.simulation import MODELS, Run, assert_equal, export_job, run_alone
 from tests.support.flare.boards import Daemon, expected_points, listening, read_events
 
@@ -50,9 +53,13 @@ def test_our_command_equals_in_process_with_two_classes_and_boards(
         # Boards are asked for, and nothing else of the run may change.
         asked = {"sites": {}, "server": {"tensorboard": True, "statsd": {"port": daemon.port}}}
         (tmp_path / "server.json").write_text(json.dumps(asked))
-        command = [sys.executable, "-c", "from tightframe_app.cli import main; main()", "simulate", str(job)]
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        values = forking.environment(os.environ | {"PATH": path})
+        command = [str(shutil.which("tightframe", path=values["PATH"])), "simulate", str(job)]
         command += ["-t", "9", "-w", str(tmp_path / "my[ws]"), "-s", "server.json"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=900, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env=values, timeout=900, check=False
+        )
     run = Run(done.returncode, done.stdout + done.stderr, tmp_path / "my[ws]")
     _assert_equal(run, alone)
     _assert_told(run, daemon)

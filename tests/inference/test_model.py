@@ -35,20 +35,20 @@ TRAINING = {"epochs": 1, "batch_size": 16, "learning_rate": 0.05, "momentum": 0.
 SMALL: dict[str, Any] = {
     "dataset": "digits",
     "dataset_options": OPTIONS,
-    "model_options": {"widths": [8, 16]},
+    "model_options": {"widths": [16]},
     "training": TRAINING,
     "min_sites": 3,
     "seed": 5,
     "summation": "plain",
 }
-FROZEN = {"encoder": "random"}
+FROZEN: dict[str, Any] = {"encoder": "random", "model_options": {"widths": [8, 16]}}
 OWN: dict[str, dict[str, Any]] = {
     "combine": {"method_options": {"head": "etf", "server": "fedyogi"}},
     "fed3r": FROZEN,
     "fedcgs": FROZEN,
     "fedncm": FROZEN,
-    "fedprox": {"encoder": "random", "start": "fed3r", "training": {**TRAINING, "augment": False}},
-    "fednh": {"model_options": {"widths": [8, 32]}},
+    "fedprox": {**FROZEN, "start": "fed3r", "training": {**TRAINING, "augment": False}},
+    "fednh": {"model_options": {"widths": [32]}},
 }
 """What a method's run has beside ``SMALL``."""
 SILOS = open_silos("digits", **OPTIONS)

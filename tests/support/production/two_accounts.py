@@ -36,7 +36,7 @@ _LEFT_OUT = shutil.ignore_patterns("site-packages", "test", "idlelib", "tkinter"
 class TwoAccounts(Federation):
     """The federation, and the two accounts of ``SITE``."""
 
-    real: tuple[str, ...] = (SERVER, SITES[0])
+    real: tuple[str, ...] = (SERVER,)
     engine: str = f"tfe{os.getpid()}"
     training: str = f"tft{os.getpid()}"
 
