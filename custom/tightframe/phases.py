@@ -83,6 +83,8 @@ class Field:
         features: the same of frozen features that it sums by class.
         independent: of each class, how many of its numbers do not follow from others; None for all.
         means: of each class the mean of a silo's features, not their sum.
+        over_classes: without an axis of classes, a sum over the records of those that the class rules admit;
+            a silo's ``contribute`` leaves out the others (``ADMITTED``).
     """
 
     name: str
@@ -100,6 +102,7 @@ class Field:
     features: int = 0
     independent: int | None = None
     means: bool = False
+    over_classes: bool = False
 
     @property
     def group(self) -> Group:

@@ -28,9 +28,9 @@ JOB: dict[str, Any] = {
 }
 
 
-def with_few(few: int) -> dict[str, Records]:
-    """Four hospitals, of which one has so few records of a class."""
-    held = {VICTIM: few}
+def with_few(few: int, holders: int = 4) -> dict[str, Records]:
+    """Four hospitals, of which one has so few records of a class, and so many have any."""
+    held = {VICTIM: few} | dict.fromkeys(["hospital-1", "hospital-4", "hospital-5"][: 4 - holders], 0)
     places = (1, 2, 4, 5)
     every = hearts(max(places))
     names = [f"hospital-{place}" for place in places]
@@ -48,7 +48,7 @@ def test_moments_of_inputs_less_class_sums_are_not_the_one_record_of_a_class(tmp
     values, inputs = moments["statistics/values"], moments["statistics/sums"]
     mean = inputs / values
     deviation = np.sqrt(moments["statistics/squares"] / values - mean**2)
-    later = list(run.setup.plan)[1:]
+    later = list(run.setup.plan)[2:]
     sums = [run.sum(*exchange.place) for exchange in later if exchange.place[0] != "closing"][-1]
     counts = sums["moments/counts"].sum()
     left = inputs - (sums["moments/sums"].sum(0) * deviation + counts * mean)
@@ -56,6 +56,16 @@ def test_moments_of_inputs_less_class_sums_are_not_the_one_record_of_a_class(tmp
     read = np.isclose(left, record, atol=0.01) & (record != 0)
     assert not read.any(), f"{read.sum()} values of it"
     assert values == counts
+
+
+@pytest.mark.whole
+def test_nor_the_sum_of_a_class_that_two_hospitals_have(tmp_path: Path) -> None:
+    """Of which there is no class sum: one of the two knows its own part, and so the other's."""
+    run = federation(with_few(30, holders=2), tmp_path)
+    moments = totals(run, "statistics/sums")
+    sums = [run.sum(*each.place) for each in list(run.setup.plan)[2:] if each.place[0] != "closing"][-1]
+    common, rare = sums["moments/counts"]
+    assert rare == 0 < common == moments["statistics/values"], "70 more of the class before"
 
 
 @pytest.mark.parametrize("weights", ["exact", "power_of_two"])

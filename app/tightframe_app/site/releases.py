@@ -422,7 +422,7 @@ def release_accept(
     """
     from tightframe.config.job import parse_job
     from tightframe.rounds.few_records.planned import products_planned
-    from tightframe.rounds.riders.class_rules import IN_LOSSES, IN_PRODUCTS
+    from tightframe.rounds.riders.class_rules import IN_LOSSES, IN_MOMENTS, IN_PRODUCTS, sums_over_classes
     from tightframe.rounds.setup import prepare
     from tightframe.rounds.sums.release import (
         COUNTS,
@@ -468,12 +468,16 @@ def release_accept(
             )
         profile = tuple(sorted([*profile, (OWN_WEIGHT, _weight(weight))]))
     if classes is not None:
-        names = [IN_PRODUCTS] * (products_planned(setup) is not None) + [IN_LOSSES] * (
-            "losses" in dict(profile)
-        )
+        sums = {
+            IN_PRODUCTS: products_planned(setup) is not None,
+            IN_LOSSES: "losses" in dict(profile),
+            IN_MOMENTS: any(sums_over_classes(phase.schema) for phase in setup.statistics_phases()),
+        }
+        names = [name for name, summed in sums.items() if summed]
         if not names:
             raise typer.BadParameter(
-                "expected a job that sums products of features or losses, but this one sums none",
+                "expected a job that sums products of features, losses or moments of inputs, but this one "
+                "sums none",
                 param_hint="--classes",
             )
         profile = with_formed(profile, dict.fromkeys(names, _classes(classes, setup.dataset.class_names)))

@@ -307,7 +307,13 @@ class RunPlan:
         # noise protects the sums, and a floor on the noisy counts replaces the threshold.
         if self._job.class_rules == "off" or self._job.privacy is not None:
             return phase
-        return class_rules.attach(phase, self._setup.dataset.num_classes)
+        return class_rules.attach(phase, self._setup.dataset.num_classes, sums=self._by_class)
+
+    @functools.cached_property
+    def _by_class(self) -> bool:
+        """Whether the job sums by class."""
+        phases = (*self._setup.statistics_phases(), *self._setup.kinds)
+        return any(item.per_class for phase in phases for item in phase.schema.fields)
 
     def _flagged(self, phase: Phase, *, needed: bool = True) -> Phase:
         return phase if self._job.privacy is not None else failures.attach(phase, self._job, needed=needed)

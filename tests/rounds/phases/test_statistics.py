@@ -172,7 +172,8 @@ def test_methods_that_need_nothing_ask_for_nothing(tmp_path: Path) -> None:
     [
         (("class_counts",), True, 2),
         (("class_counts",), False, 1),
-        (("feature_moments",), True, 1),
+        (("feature_moments",), True, 2),
+        (("feature_moments",), False, 1),
         (("class_counts", "feature_moments"), True, 2),
         ((), True, 0),
     ],
@@ -191,13 +192,15 @@ def test_a_second_sum_only_for_what_the_class_rules_hold_back(
 
 @pytest.mark.whole
 @pytest.mark.parametrize("summation", ["plain", "secure"])
-def test_moments_are_numpys_over_all_records_but_those_of_a_silos_classes_of_few(
+def test_moments_are_numpys_over_all_records_of_classes_under_the_rules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, summation: str
 ) -> None:
     both = asking_for("class_counts", "feature_moments")
     monkeypatch.setattr(methods, "METHODS", [*methods.METHODS, both])
     result, _ = run(job(method="asking", method_options={}, summation=summation), tmp_path)
-    counted = [COUNTS[index][silo.labels("train")] >= 5 for index, silo in enumerate(DATA.values())]
+    known = np.array(POOLED_UNDER_THE_RULES) > 0
+    counts = [np.where(known, COUNTS[index], 0) for index in range(len(DATA))]
+    counted = [own[silo.labels("train")] >= 5 for own, silo in zip(counts, DATA.values(), strict=True)]
     each = [silo.inputs["train"][kept] for silo, kept in zip(DATA.values(), counted, strict=True)]
     pooled = np.concatenate(each).astype(np.float64)
     np.testing.assert_allclose(result.state.extra[FEATURE_MEAN], pooled.mean((0, 2, 3)), rtol=0, atol=1e-6)
@@ -224,7 +227,7 @@ class Silo:
             data=SimpleNamespace(source="made", groups=lambda fold: known, labels=lambda fold: labels)
         )
 
-    def times_in_moments(self) -> torch.Tensor:
+    def times_in_moments(self, admitted: torch.Tensor | None) -> torch.Tensor:
         return torch.tensor(self._times, dtype=torch.float64)
 
     def batches(self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0) -> Any:
@@ -240,7 +243,7 @@ def test_moments_are_of_the_first_axis_whatever_a_record_is(shape: tuple[int, ..
     constant[0] = 7.0
     silos = [(rng.normal(size=(n, *shape)) * (constant == 0) + constant).astype(np.float32) for n in (30, 7)]
     setting = replace(prepare(job()).setting, input_shape=shape)
-    (phase,) = statistics.phases(setting, ("feature_moments",), class_rules=True)
+    *_, phase = statistics.phases(setting, ("feature_moments",), class_rules=True)
     terms = [phase.contribute(Silo(inputs), {}, {}).tensors for inputs in silos]  # type: ignore[arg-type]
     totals = {name: sum(np.asarray(term[name]) for term in terms) for name in terms[0]}
     cohort = Cohort(1, {"large": 30.0, "small": 7.0}, 30.0)
@@ -256,7 +259,7 @@ def test_moments_are_of_the_first_axis_whatever_a_record_is(shape: tuple[int, ..
 
 def pooled_moments(columns: list[NDArray[np.float32]], least: int) -> tuple[torch.Tensor, torch.Tensor]:
     setting = replace(prepare(job()).setting, input_shape=columns[0].shape[1:])
-    (phase,) = statistics.phases(setting, ("feature_moments",), class_rules=True)
+    *_, phase = statistics.phases(setting, ("feature_moments",), class_rules=True)
     terms = [phase.contribute(Silo(inputs, least), {}, {}).tensors for inputs in columns]  # type: ignore[arg-type]
     totals = {name: sum(np.asarray(term[name]) for term in terms) for name in terms[0]}
     cohort = Cohort(1, {f"silo-{place}": float(len(item)) for place, item in enumerate(columns)}, 90.0)
@@ -284,7 +287,7 @@ def test_the_model_does_not_tell_what_one_patient_had() -> None:
 
 def moments_phase(shape: tuple[int, ...], *, uniform: bool = False) -> Phase:
     setting = replace(prepare(job()).setting, input_shape=shape)
-    (phase,) = statistics.phases(setting, ("feature_moments",), class_rules=True, uniform=uniform)
+    *_, phase = statistics.phases(setting, ("feature_moments",), class_rules=True, uniform=uniform)
     return phase
 
 

@@ -12,7 +12,8 @@ import torch
 from tightframe.errors import ContributionError
 from tightframe.learning.one_sum import temperature
 from tightframe.learning.one_sum.temperature import KNOWN
-from tightframe.phases import Field, Schema
+from tightframe.phases import ADMITTED, Contribution, Field, Phase, Schema
+from tightframe.rounds.phases.statistics import SUMS
 from tightframe.rounds.riders import class_rules
 from tightframe.rounds.sums.revealed import REVEALED
 
@@ -152,4 +153,42 @@ def test_losses_are_of_the_classes_that_the_head_knows() -> None:
     assert {name: item.tolist() for name, item in found.items()} == {
         class_rules.IN_LOSSES: [True, False, True]
     }
-    assert {class_rules.IN_LOSSES, class_rules.IN_PRODUCTS} <= set(REVEALED)
+    assert {class_rules.IN_LOSSES, class_rules.IN_PRODUCTS, class_rules.IN_MOMENTS} <= set(REVEALED)
+
+
+@pytest.mark.parametrize(
+    ("offer", "active", "admitted"),
+    [
+        ([1, 1, 1, 0], True, [True, False, False, False]),
+        ([1, 1, 1, 0], False, [False] * 4),
+        ([0, 0, 0, 0], True, [True, False, False, True]),
+        ([0, 0, 0, 0], False, [True, False, False, True]),
+    ],
+    ids=["offered", "withholds class sums", "no class sums", "no class sums, withheld"],
+)
+def test_a_sum_over_classes_is_of_those_with_class_sums_or_where_there_are_none_of_all(
+    offer: list[int], active: bool, admitted: list[bool]
+) -> None:
+    """What a silo adds to such a sum and not to sums by class would be the difference of both."""
+    silo: Any = SimpleNamespace(
+        held_counts=lambda: torch.tensor([9, 4, 0, 7]),
+        enough_of_class=lambda schema: torch.ones(4, dtype=torch.bool),
+        min_class_count=5,
+        offers_prototypes=active,
+    )
+    received = list[torch.Tensor]()
+
+    def contribute(silo: Any, broadcast: Any, state: Any) -> Contribution:
+        received.append(broadcast[ADMITTED])
+        return Contribution({SUMS: torch.ones(2)})
+
+    schema = Schema((Field(SUMS, (2,), static=True, over_classes=True),))
+    phase = class_rules.attach(
+        Phase("moments", schema, lambda state: {}, contribute, lambda state, totals, cohort: state), 4
+    )
+    offered = {class_rules.OFFERED: torch.tensor(offer, dtype=torch.uint8)}
+    term = phase.contribute(silo, offered, {}).tensors
+    assert received[0].tolist() == admitted
+    assert term[class_rules.HOLDERS].tolist() == [1.0 * active, 0, 0, 1.0 * active]
+    named = [bool(any(offer)) is False or bool(item) for item in offer]
+    assert class_rules.summed_classes(phase.schema, offered, 4)[class_rules.IN_MOMENTS].tolist() == named

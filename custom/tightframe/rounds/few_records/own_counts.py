@@ -90,9 +90,16 @@ class OwnCounts(ABC):
         labels = in_steps(data.labels("train"), self.min_class_count) if findings else data.labels("train")
         return torch.from_numpy(class_patients(data, labels, self.setting.num_classes))
 
-    def times_in_moments(self) -> torch.Tensor:
-        """Return how often each training record counts in moments of the inputs, float64 (n,)."""
-        counted = torch.from_numpy(self.context.counted_in_public(self.context.data.labels("train")))
+    def times_in_moments(self, admitted: torch.Tensor | None) -> torch.Tensor:
+        """Return how often each training record counts in moments of the inputs, float64 (n,).
+
+        Args:
+            admitted: the classes in them, bool (C,); None for all that count in public.
+        """
+        labels = self.context.data.labels("train")
+        counted = torch.from_numpy(self.context.counted_in_public(labels))
+        if admitted is not None:
+            counted &= admitted[torch.from_numpy(labels)]
         records, times = int(counted.sum()), torch.zeros(len(counted), dtype=torch.float64)
         if self.setup.job.weights == "uniform":
             times[counted] = times_in_moments(records, UNIFORM).double() / UNIFORM

@@ -11,7 +11,7 @@ from tightframe.learning.model_update import shared_template, shared_width
 from tightframe.models.frozen import is_frozen
 from tightframe.phases import Field, Schema
 from tightframe.rounds.phases.statistics import SQUARES, SUMS
-from tightframe.rounds.riders.class_rules import sums_by_class
+from tightframe.rounds.riders.class_rules import fields, sums_by_class
 from tightframe.rounds.setup import JobSetup
 
 _Sum = TypeVar("_Sum", Products, ClassSums)
@@ -90,15 +90,14 @@ def telling(setup: JobSetup) -> dict[tuple[int, int], Schema]:
     The first sum by class of a run carries flags only, under the class rules (``riders.class_rules``).
     """
     earlier = (*setup.statistics_phases(), *setup.before_phases())
-    flagged = setup.job.class_rules == "off" or any(
-        item.per_class for phase in earlier for item in phase.schema.fields
-    )
+    classes = setup.dataset.num_classes
+    flagged = setup.job.class_rules == "off" or any(fields(phase.schema, classes).fields for phase in earlier)
     schemas = {}
     for number in range(1, setup.job.rounds + 1):
         for index, phase in enumerate(setup.training_phases(number)):
             if flagged and any(map(sums_in_training, phase.schema.fields)):
                 schemas[number, index] = phase.schema
-            flagged = flagged or any(item.per_class for item in phase.schema.fields)
+            flagged = flagged or bool(fields(phase.schema, classes).fields)
     return schemas
 
 

@@ -2,7 +2,9 @@
 
 A method names what it needs (``Method.statistics``) and reads the result from its server state. The
 class rules apply here too: a first sum has the flags of the classes that silos hold, and a second one the
-counts of classes with enough holders. A count that is withheld is unknown, not zero.
+counts of classes with enough holders. A count that is withheld is unknown, not zero. Moments leave out
+classes that too few silos hold: otherwise moments less sums by class would be of these. Where no class has
+enough holders, and so no sum, moments are of all.
 
 Moments count no silo for much more than its public weight: a silo that counted for millions would set mean
 and deviation, and so the model's front end. A silo counts at most ``WEIGHED`` records for one of its weight
@@ -20,7 +22,7 @@ continues: if a false total removed its terms, their difference to another total
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +34,7 @@ from tightframe.data.table.disclosure import made_by_few
 from tightframe.errors import RunError
 from tightframe.files import write_atomically
 from tightframe.phases import (
+    ADMITTED,
     CLASS_COUNTS,
     FEATURE_MEAN,
     FEATURE_STD,
@@ -89,12 +92,21 @@ def phases(
     if not names:
         return ()
     chosen = tuple(_PARTS[name](setting, uniform) for name in names)
+    phase = _phase_of(chosen)
+    if not class_rules or not any(item.per_class or item.over_classes for item in phase.schema.fields):
+        return (phase,)
+    # Under the class rules the first sum has only the flags of the classes that silos hold.
+    by_class = tuple(part for part in chosen if any(item.per_class for item in part.fields))
+    return (_phase_of(by_class) if by_class else _FLAGS_ONLY, phase)
+
+
+def _phase_of(chosen: Sequence[_ClassCounts | _FindingCounts | _FeatureMoments]) -> Phase:
     schema = Schema(tuple(item for part in chosen for item in part.fields))
 
     def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
         tensors: dict[str, torch.Tensor] = {}
         for part in chosen:
-            tensors |= part.count(silo)
+            tensors |= part.count(silo, broadcast)
         return Contribution(tensors)
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
@@ -112,10 +124,17 @@ def phases(
             )
         return reading
 
-    phase = Phase("statistics", schema, lambda state: {}, contribute, update, read)
-    # Under the class rules the first sum has only the flags of the classes that silos hold.
-    twice = class_rules and any(item.per_class for item in schema.fields)
-    return (phase, phase) if twice else (phase,)
+    return Phase("statistics", schema, lambda state: {}, contribute, update, read)
+
+
+_FLAGS_ONLY = Phase(
+    "holders",
+    Schema((Field("statistics/flags", (), bound=1.0, static=True, over_classes=True),)),
+    lambda state: {},
+    lambda silo, broadcast, state: Contribution({"statistics/flags": torch.zeros((), dtype=torch.float64)}),
+    lambda state, totals, cohort: state,
+)
+"""Exchange before moments alone: a constant, with which the class rules send their flags."""
 
 
 class _ClassCounts:
@@ -133,7 +152,7 @@ class _ClassCounts:
             ),
         )
 
-    def count(self, silo: SiloView) -> dict[str, torch.Tensor]:
+    def count(self, silo: SiloView, received: Tensors) -> dict[str, torch.Tensor]:
         return {COUNTS: silo.class_counts("train", distinct=True).to(torch.float64)}
 
     def conclude(self, totals: Totals, cohort: Cohort) -> dict[str, torch.Tensor]:
@@ -147,7 +166,7 @@ class _FindingCounts:
         shape = (setting.num_classes, 2)
         self.fields = (Field(COUNTS, shape, bound=COUNT_BOUND, static=True, per_class=True),)
 
-    def count(self, silo: SiloView) -> dict[str, torch.Tensor]:
+    def count(self, silo: SiloView, received: Tensors) -> dict[str, torch.Tensor]:
         return {COUNTS: rider_view(silo).finding_counts().to(torch.float64)}
 
     def conclude(self, totals: Totals, cohort: Cohort) -> dict[str, torch.Tensor]:
@@ -161,19 +180,19 @@ class _FeatureMoments:
     """
 
     def __init__(self, setting: Setting, uniform: bool) -> None:
-        width = setting.input_shape[0]
+        width, by_class = setting.input_shape[0], not setting.findings
         self._values = math.prod(setting.input_shape[1:])
         self.fields = (
-            Field(VALUES, (), bound=MOMENT_BOUND, static=True),
-            Field(SUMS, (width,), bound=MOMENT_BOUND, static=True),
-            Field(SQUARES, (width,), bound=MOMENT_BOUND, static=True),
+            Field(VALUES, (), bound=MOMENT_BOUND, static=True, over_classes=by_class),
+            Field(SUMS, (width,), bound=MOMENT_BOUND, static=True, over_classes=by_class),
+            Field(SQUARES, (width,), bound=MOMENT_BOUND, static=True, over_classes=by_class),
         )
         self._width = width
         self._most = 1 if uniform else WEIGHED
 
-    def count(self, silo: SiloView) -> dict[str, torch.Tensor]:
+    def count(self, silo: SiloView, received: Tensors) -> dict[str, torch.Tensor]:
         view, place = rider_view(silo), 0
-        times = view.times_in_moments()
+        times = view.times_in_moments(received.get(ADMITTED))
         if self._values == 1:
             return self._of_table(view, times)
         values = torch.zeros((), dtype=torch.float64)

@@ -39,22 +39,24 @@ from tightframe.phases import (
     Totals,
 )
 from tightframe.rounds.phases.statistics import COUNTS as FINDINGS
+from tightframe.rounds.phases.statistics import SUMS
 from tightframe.rounds.riders.view import RiderView, rider_view
 
 HOLDERS = "classes/holders"
 OFFERED = "classes/offered"
 MIN_HOLDERS = 3
-IN_PRODUCTS, IN_LOSSES = "classes in products", "classes in losses"
+IN_PRODUCTS, IN_LOSSES, IN_MOMENTS = "classes in products", "classes in losses", "classes in moments"
 """Names in the release profile of the classes that a sum over classes includes."""
 STATE = RIDERS + "class_holders"
 """Key in the server's state of the holders of each class in the last opened sum, float64 (C,)."""
 
 
-def attach(phase: Phase, num_classes: int) -> Phase:
-    """Return a phase under the class rules; the same phase if it has no per-class field.
+def attach(phase: Phase, num_classes: int, *, sums: bool = True) -> Phase:
+    """Return a phase under the class rules; the same phase if they apply to none of its fields.
 
     Args:
-        phase: whose per-class fields the rules apply to.
+        phase: whose per-class fields, and sums over classes, the rules apply to.
+        sums: whether the job has sums by class, so that it warns once if no class has enough holders.
     """
     flags = fields(phase.schema, num_classes)
     if not flags.fields:
@@ -69,7 +71,8 @@ def attach(phase: Phase, num_classes: int) -> Phase:
         counts = view.held_counts() * view.enough_of_class(phase.schema)
         active, least = silo.offers_prototypes, view.min_class_count
         for_method = {name: item for name, item in received.items() if name != OFFERED}
-        for_method[ADMITTED] = held_classes(counts, least, active) & offer
+        everything = sums_over_classes(phase.schema) and not bool(offer.any())
+        for_method[ADMITTED] = counts >= least if everything else held_classes(counts, least, active) & offer
         contribution = phase.contribute(silo, for_method, state)
         tensors = withhold(
             phase.schema, contribution.tensors, offer=offer, counts=counts, min_count=least, active=active
@@ -83,7 +86,7 @@ def attach(phase: Phase, num_classes: int) -> Phase:
             cohort.check_flags(totals, [HOLDERS])
             state = with_holders(state, holders)
         reading = phase.read(state, admitted, cohort)
-        if holders is not None and before is None and not offered(holders, num_classes).any():
+        if sums and holders is not None and before is None and not offered(holders, num_classes).any():
             return reading.warning(
                 f"no class has {MIN_HOLDERS} holders: class sums are never used, and the method runs "
                 "without them"
@@ -142,8 +145,8 @@ def holders_in(state: ServerState) -> NDArray[np.float64] | None:
 
 
 def fields(schema: Schema, num_classes: int) -> Schema:
-    """Return the flags (C,) for a method's per-class fields; empty if it has none."""
-    if not any(item.per_class for item in schema.fields):
+    """Return the flags (C,) for a phase's per-class fields, and sums over classes; empty if it has none."""
+    if not (sums_over_classes(schema) or any(item.per_class for item in schema.fields)):
         return Schema(())
     return Schema((Field(HOLDERS, (num_classes,), ring=64, bound=1.0, static=True, per_class=True),))
 
@@ -170,6 +173,14 @@ def received_offer(received: Tensors, num_classes: int) -> torch.Tensor:
     return offer.bool()
 
 
+def sums_over_classes(schema: Schema) -> bool:
+    """Return True if a phase sums over classes, so that its silos leave out those that are not offered.
+
+    If none is offered there are no sums by class, and such a sum is of all classes.
+    """
+    return any(item.over_classes for item in schema.fields)
+
+
 def sums_by_class(item: Field) -> bool:
     """Return True for sums of vectors by class, but not for counts of findings and of an evaluation."""
     counts = item.name == FINDINGS or item.name.startswith("evaluation/")
@@ -189,6 +200,9 @@ def summed_classes(schema: Schema, received: Tensors, num_classes: int) -> dict[
             by_name[IN_PRODUCTS] = received_offer(received, num_classes)
         if (stay := received.get(TOTAL + COUNTS)) is not None:
             by_name[IN_PRODUCTS] = by_name[IN_PRODUCTS] & stay.bool()
+    if SUMS in schema and schema[SUMS].over_classes and OFFERED in received:
+        offer = received_offer(received, num_classes)
+        by_name[IN_MOMENTS] = offer if bool(offer.any()) else torch.ones_like(offer)
     if LOSSES in schema:
         by_name[IN_LOSSES] = received[KNOWN].bool()
     return {name: classes for name, classes in by_name.items() if bool(classes.any())}

@@ -48,8 +48,12 @@ class RiderView(SiloView, Protocol):
     def finding_counts(self) -> torch.Tensor:
         """Count distinct training records with each finding, and without it: int64 (K, 2)."""
 
-    def times_in_moments(self) -> torch.Tensor:
-        """Return how often each training record counts in moments of the inputs, float64 (n,)."""
+    def times_in_moments(self, admitted: torch.Tensor | None) -> torch.Tensor:
+        """Return how often each training record counts in moments of the inputs, float64 (n,).
+
+        Args:
+            admitted: the classes in them, bool (C,); None for all that count in public.
+        """
 
     def held_counts(self) -> torch.Tensor:
         """Count patients with training records of each class, by which the class rules go: int64 (C,)."""

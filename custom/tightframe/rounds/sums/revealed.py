@@ -82,6 +82,10 @@ REVEALED: Mapping[str, str] = {
         "Products of features are summed over other classes, as hospitals' flags decide: the difference "
         "between both totals is the products of a class's records alone, and of few it tells these records."
     ),
+    "classes in moments": (
+        "Inputs and their squares are summed over other classes, as hospitals' flags decide: the difference "
+        "between both totals is the sums of a class's records alone."
+    ),
     "classes in losses": (
         "Validation records' losses are summed over other classes, at a head that knows others: one more "
         "equation in these records' scores."
