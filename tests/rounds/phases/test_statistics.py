@@ -24,7 +24,17 @@ from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
 from tightframe.errors import RunError
 from tightframe.methods import fedavg
-from tightframe.phases import CLASS_COUNTS, FEATURE_MEAN, FEATURE_STD, Cohort, Fold, Phase, Setting, Statistic
+from tightframe.phases import (
+    ADMITTED,
+    CLASS_COUNTS,
+    FEATURE_MEAN,
+    FEATURE_STD,
+    Cohort,
+    Fold,
+    Phase,
+    Setting,
+    Statistic,
+)
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.phases import statistics
 from tightframe.rounds.plan import STATISTICS
@@ -305,6 +315,23 @@ def test_each_record_counts_as_often_as_it_is_told_to(shape: tuple[int, ...]) ->
     found = term_of(moments_phase(shape), Silo(inputs.astype(np.float32), times=[2, 0, 1, 0, 0, 3]))
     assert np.array(found) / np.prod(shape) == pytest.approx([6, 2 + 3 + 18, 2 + 9 + 108])
     assert statistics.times_in_moments(1, 5).tolist() == [5]
+
+
+@pytest.mark.parametrize("findings", [False, True])
+def test_moments_are_of_the_classes_admitted_but_of_findings_of_all(findings: bool) -> None:
+    """A record may have several findings, so that none is in sums of one alone."""
+    setting = replace(prepare(job()).setting, input_shape=(1,), findings=findings)
+    *_, phase = statistics.phases(setting, ("feature_moments",), class_rules=True)
+    asked = list[torch.Tensor | None]()
+
+    class Asked(Silo):
+        def times_in_moments(self, admitted: torch.Tensor | None) -> torch.Tensor:
+            asked.append(admitted)
+            return super().times_in_moments(admitted)
+
+    offer = torch.tensor([True, False])
+    phase.contribute(Asked(np.ones((3, 1), np.float32)), {ADMITTED: offer}, {})  # type: ignore[arg-type]
+    assert asked == [None if findings else offer]
 
 
 @pytest.mark.parametrize("least", [1, 2, 5])

@@ -192,7 +192,8 @@ class _FeatureMoments:
 
     def count(self, silo: SiloView, received: Tensors) -> dict[str, torch.Tensor]:
         view, place = rider_view(silo), 0
-        times = view.times_in_moments(received.get(ADMITTED))
+        # Of findings a record may have several: there the rules are on counts alone.
+        times = view.times_in_moments(received.get(ADMITTED) if self.fields[0].over_classes else None)
         if self._values == 1:
             return self._of_table(view, times)
         values = torch.zeros((), dtype=torch.float64)
