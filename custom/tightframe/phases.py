@@ -244,7 +244,9 @@ class Cohort:
             RunError: TF-526, naming the field.
         """
         for name in names:
-            low, high, most = float(totals[name].min()), float(totals[name].max()), each * self.size
+            # None at all is the moments of a table without numbers.
+            low, high = float(totals[name].min(initial=0.0)), float(totals[name].max(initial=0.0))
+            most = each * self.size
             if low < -0.5 or high > most + 0.5:
                 raise RunError(
                     f"Expected numbers from 0 to {most:g} in the total {name} of {self.size} silos, but got "

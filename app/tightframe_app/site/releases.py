@@ -404,6 +404,7 @@ def release_accept(
         str | None,
         typer.Option(help="SHA-256 of this site's changed records, as a refusal names it."),
     ] = None,
+    columns: Annotated[bool, typer.Option("--columns", help="If a refusal names `sums of columns`.")] = False,
     evaluations: Annotated[
         bool, typer.Option("--evaluations", help="Also all exact evaluations of one run of the job (TF-627).")
     ] = False,
@@ -425,6 +426,7 @@ def release_accept(
     from tightframe.rounds.riders.class_rules import IN_LOSSES, IN_MOMENTS, IN_PRODUCTS, sums_over_classes
     from tightframe.rounds.setup import prepare
     from tightframe.rounds.sums.release import (
+        COLUMNS,
         COUNTS,
         ENCODER,
         FEATURES,
@@ -432,6 +434,7 @@ def release_accept(
         OWN_WEIGHT,
         TRAINING,
         caps_weights,
+        columns_summed,
         head_name,
         records_name,
         release_profile,
@@ -501,6 +504,12 @@ def release_accept(
                 param_hint="--records",
             )
         profile = with_formed(profile, {summed: (_sha256(records, "--records"),)})
+    if columns:
+        if (way := columns_summed(setup)) is None:
+            raise typer.BadParameter(
+                "expected a job that sums a table's columns, but this one does not", param_hint="--columns"
+            )
+        profile = with_formed(profile, {COLUMNS: (way,)})
     assert profile is not None  # noqa: S101  (checked above)
     differing = []
     try:

@@ -23,7 +23,7 @@ from tightframe.data.content import Content, content_of
 from tightframe.data.forms import TableForm
 from tightframe.errors import DataError
 from tightframe.files import write_atomically
-from tightframe.phases import OwnRows
+from tightframe.phases import Fold, OwnRows
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.results.files import TRANSCRIPT, WritePage
 from tightframe.rounds.pace import Pace
@@ -234,6 +234,10 @@ class SiloContext:
         if self.job.method in OWN_MODELS and self.job.summation == "secure":
             parts += [] if self.policy.class_rules_off else [OWN]
         return tuple(parts)
+
+    def patients(self, folds: Sequence[Fold]) -> int:
+        """Return the number of patients in these folds; of records where patients are unknown."""
+        return sum(int(own_patients(self.data, fold).max(initial=-1)) + 1 for fold in folds)
 
     def counted_in_public(self, labels: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return a mask of the training records in public numbers and moments of inputs, bool (n,).

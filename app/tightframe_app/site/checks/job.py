@@ -60,7 +60,7 @@ from tightframe.rounds.silo.checks.known_records import check_records
 from tightframe.rounds.site_ledger import LedgerPaths, journal_folder
 from tightframe.rounds.sums.common import package_errors
 from tightframe.rounds.sums.declaration import public_weight
-from tightframe.rounds.sums.release import SUMMED
+from tightframe.rounds.sums.release import COLUMNS, SUMMED
 from tightframe.rounds.sums.vault import read_journal
 from tightframe.securesum.site.journal import CohortAccepted, StaticMasked, StaticOpened, opened
 from tightframe.securesum.site.journal import Entry as JournalEntry
@@ -539,13 +539,14 @@ def _accept(scope: Scope) -> str:
 
 
 def records_option(refusal: str) -> str:
-    """Return the option that accepts this site's records in a refusal; empty if it names none.
+    """Return the options that accept this site's records and columns in a refusal; empty if it names none.
 
     Without it, accepting the job lifts only the rest of the refusal, and the next job asks again.
     """
     _, _, other_form = refusal.partition("but found another")
     match = re.search(rf'{SUMMED} from form \w+ \["([0-9a-f]{{64}})"\]', other_form)
-    return "" if match is None else " --records " + match.group(1)
+    records = "" if match is None else " --records " + match.group(1)
+    return records + (" --columns" if COLUMNS in other_form else "")
 
 
 def _budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry] | None, area: str) -> Finding:

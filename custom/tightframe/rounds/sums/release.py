@@ -41,6 +41,7 @@ from tightframe.models.frozen import HEAD, encoder_sha256, is_frozen, tensors_sh
 from tightframe.phases import Field, Phase, Schema, Tensors
 from tightframe.rounds.few_records.rule import least_class_values
 from tightframe.rounds.job_checks import HEAD_OPTIONS, STANDARDISE_MEAN, STANDARDISE_STD, own_tensors
+from tightframe.rounds.phases import table_statistics
 from tightframe.rounds.phases.statistics import PREFIX as STATISTICS
 from tightframe.rounds.riders.class_rules import summed_classes, sums_by_class
 from tightframe.rounds.setup import JobSetup
@@ -59,6 +60,7 @@ FEATURES_TRAINED = "features in training"
 MOMENTS, COUNTS = "moments", "counts"
 LAST_LAYER, LEFT_LAYER = "head", "head that a withdrawal leaves"
 SUMMED = "summed records"
+COLUMNS = "sums of columns"
 TRAINING = "training"
 """Name of the entry on how models are trained; earlier builds had one for each seed, ``training from
 ...``."""
@@ -225,6 +227,19 @@ def records_name(setup: JobSetup) -> str | None:
             return None
     form = _canonical([setup.job.dataset, _record_options(setup), _form_options(setup)])
     return f"{SUMMED} from form {hashlib.sha256(form.encode()).hexdigest()[:16]}"
+
+
+def columns_summed(setup: JobSetup) -> str | None:
+    """Return how a job sums a table's columns: by cell, in statistics, or whole; None if it does neither.
+
+    Statistics withhold small cells. Sums of whole columns over the same records less the cells that are told
+    are these cells. Records of other folds, which are in statistics alone, hide them.
+    """
+    if setup.layout is not None:
+        return "by cell"
+    return (
+        "whole" if setup.job.dataset == table_statistics.TABLE and records_name(setup) is not None else None
+    )
 
 
 def formed_by(setup: JobSetup, schema: Schema, received: Tensors, model: Tensors) -> Formed:

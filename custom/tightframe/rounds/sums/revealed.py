@@ -78,6 +78,10 @@ REVEALED: Mapping[str, str] = {
         "Validation records' losses are summed at another head (`ridge`, `priors`, method): one more "
         "equation in these records' scores. Enough such jobs tell single ones."
     ),
+    "sums of columns": (
+        "A table's statistics leave out small cells, and sums of the same records' columns (moments, class "
+        "sums, products) do not: the difference is these cells, down to one patient's."
+    ),
     "classes in products": (
         "Products of features are summed over other classes, as hospitals' flags decide: the difference "
         "between both totals is the products of a class's records alone, and of few it tells these records."

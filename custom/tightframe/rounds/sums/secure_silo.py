@@ -23,7 +23,7 @@ from tightframe.rounds.sums.common import (
     Peers,
     package_errors,
 )
-from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers
+from tightframe.rounds.sums.declaration import EVALUATED, Declaration, applied_weights, tellers
 from tightframe.rounds.sums.transcripts import SiteRecord
 from tightframe.rounds.sums.vault import Vault
 from tightframe.securesum import messages, rules, site
@@ -466,12 +466,24 @@ class SecureSite:
         Raises:
             DataError, SiteConfigError: if the records cannot be read.
         """
-        from tightframe.rounds.sums.release import records_name, release_profile, with_formed
+        from tightframe.rounds.sums.release import (
+            COLUMNS,
+            columns_summed,
+            records_name,
+            release_profile,
+            with_formed,
+        )
 
         context, profile = self._context, release_profile(setup, self._context.site)
         if self._summed is None or not context.production or (name := records_name(setup)) is None:
             return profile
-        return profile if context.data.synthetic else with_formed(profile, {name: (self._summed(setup),)})
+        if context.data.synthetic:
+            return profile
+        formed = {name: (self._summed(setup),)}
+        columns = columns_summed(setup)
+        if columns is not None and context.patients(EVALUATED) < context.policy.min_test_count:
+            formed[COLUMNS] = (columns,)
+        return with_formed(profile, formed)
 
     def _check_profile(self, profile: journal.Profile | None) -> None:
         """Refuse terms of another profile than before, like `mask`, but before the training."""
