@@ -69,7 +69,7 @@ def told(found: Federation) -> list[tuple[torch.nn.Module, np.ndarray]]:
         total = found.sum(*exchange.place)
         if GRADIENTS in total:
             opened.append((model.eval(), total[GRADIENTS]))
-    return opened[1:]  # the first sum carries flags only
+    return opened  # the silos' flags came with the moments of inputs
 
 
 def search(phi: Any, sums: torch.Tensor, start: torch.Tensor, steps: int) -> tuple[float, torch.Tensor]:
@@ -135,19 +135,19 @@ def test_a_rare_class_is_read_from_the_rounds_of_one_job_and_left_out_under_the_
 def test_a_job_that_no_class_could_take_part_in_is_refused_before_anything_runs(
     hospitals: dict[str, Few], tmp_path: Path
 ) -> None:
-    with pytest.raises(TightframeError, match=r"^TF-625: [\s\S]*3835 numbers of each class"):
+    with pytest.raises(TightframeError, match=r"^TF-625: [\s\S]*3900 numbers of each class"):
         federation(hospitals, tmp_path, RULED, rounds=60).enroll()
 
 
 @pytest.mark.whole
 def test_a_second_run_adds_to_the_first_ones_numbers(hospitals: dict[str, Few], tmp_path: Path) -> None:
-    short: dict[str, Any] = {"rounds": 2, "model_options": {"widths": [4], "standardise": True}}
+    short: dict[str, Any] = {"rounds": 1, "model_options": {"widths": [4], "standardise": True}}
     ((_, sums),) = told(federation(hospitals, tmp_path, RULED, **short))
     assert sums[0].any() and not sums[1].any(), "a class with records enough is told"
     with pytest.raises(TightframeError, match=r"^TF-625: [\s\S]*1 more sum by class, of 1 in a run"):
         federation(hospitals, tmp_path, RULED, job_id="job-b", **short).enroll()
     with pytest.raises(TightframeError, match=r"^TF-617: [\s\S]*own class_values"):
-        federation(hospitals, tmp_path, RULED, job_id="job-c", **{**short, "rounds": 3}).enroll()
+        federation(hospitals, tmp_path, RULED, job_id="job-c", **{**short, "rounds": 2}).enroll()
 
 
 class OfPatients(Few):

@@ -75,7 +75,7 @@ def test_a_hospital_says_so_where_moments_contradict_its_own_and_stays_in_the_su
     """
     lies(monkeypatch, LIAR, told(values, weights))
     federation = Federation({**JOB, "weights": weights}, hearts(4), state=tmp_path).enroll()
-    federation.sum("statistics", 0)
+    federation.statistics()
     deviation = federation.shared.state.model["standardise.std"][COLUMN]
     assert deviation == pytest.approx(79.1 / 30, rel=0.01) or weights == "uniform"
     total = federation.sum("train", 1)
@@ -92,12 +92,12 @@ def test_nor_does_one_count_for_a_million(
     lies(monkeypatch, LIAR, told(2.0**19, weights))
     federation = Federation({**JOB, "weights": weights}, hearts(4), state=tmp_path).enroll()
     with pytest.raises(RunError, match=r"^TF-526: .*by the silos' public weights"):
-        federation.sum("statistics", 0)
+        federation.statistics()
 
 
 def test_pooled_moments_stay_in_the_state_behind_later_rounds(tmp_path: Path) -> None:
     federation = Federation(JOB, hearts(4), state=tmp_path).enroll()
-    federation.sum("statistics", 0)
+    federation.statistics()
     pooled = federation.shared.state.extra[POOLED]
     assert federation.sum("train", 1)["failed"] == 0
     assert torch.equal(federation.shared.state.extra[POOLED], pooled)
@@ -110,7 +110,7 @@ def test_a_hospital_that_the_pooled_moments_are_without_accuses_nobody(
     data = hearts(4)
     policy = PolicyBlock(profile="standard", static_cohort="any", min_row_bits=0)
     federation = Federation(JOB, data, state=tmp_path, policy=policy).enroll()
-    federation.sum("statistics", 0, dead={LIAR})
+    federation.statistics(dead={LIAR})
     note = federation.sessions[LIAR].context.state_folder / OWN_MOMENTS
     assert note.is_file() and federation.shared.state.extra[POOLED][0] < sum(
         len(item.labels("train")) for item in data.values()
@@ -145,7 +145,7 @@ def test_nor_do_rows_stay_possible_that_they_make_one_to_the_model(
     lies(monkeypatch, LIAR, {VALUES: {SQUARES: np.where(numbers, 1e10, np.nan)}})
     policy = PolicyBlock(profile="standard", min_row_bits=20)
     federation = Federation(JOB, hearts(6), state=tmp_path, policy=policy).enroll()
-    federation.sum("statistics", 0)
+    federation.statistics()
     with pytest.raises(RunError, match="could not"):
         federation.sum("train", 1)
     assert "TF-628" in caplog.text

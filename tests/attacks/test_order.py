@@ -76,7 +76,7 @@ def test_no_record_is_trained_on_before_the_statistics(hospitals: dict[str, Reco
     values = {**VALUES, "model_options": {"widths": [16], "standardise": True}}
     federation = Federation(values, hospitals, state=tmp_path).enroll()
     refused(federation, "train", 1)
-    federation.sum("statistics", 0)
+    federation.statistics()
     federation.sum("train", 1)
 
 

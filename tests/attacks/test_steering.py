@@ -51,7 +51,7 @@ def test_one_hospital_reads_records_in_the_round_after_its_update_where_units_of
     monkeypatch.setattr(SiloSession, "handle", noted)
     monkeypatch.setattr(codec, "encode", lied)
     federation = Federation(JOB, data, state=tmp_path, policy=policy).enroll()
-    federation.sum("statistics", 0, 0)
+    federation.statistics()
     start = federation.shared.state.model
     mean, std = (start[f"standardise.{name}"].double().numpy() for name in ("mean", "std"))
     directions = np.random.default_rng(1).normal(size=(UNITS, 13))

@@ -58,6 +58,7 @@ def test_a_model_that_standardises_gets_the_moments_of_all_training_folds(tmp_pa
     np.testing.assert_allclose(model["standardise.mean"], pooled.mean(0), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(model["standardise.std"], pooled.std(0), rtol=1e-4, atol=1e-4)
     assert [row.kind for row in result.outcome.rows if row.kind != "start"] == [
+        "statistics",  # the silos' flags of classes
         "statistics",
         "train",
         "closing",

@@ -21,7 +21,7 @@ from tightframe.methods import METHODS
 from tightframe.phases import CLASS_COUNTS, Field, Schema
 from tightframe.rounds.job_checks import HEAD_OPTIONS
 from tightframe.rounds.phases.statistics import COUNTS
-from tightframe.rounds.riders.class_rules import IN_LOSSES, IN_PRODUCTS, sums_by_class
+from tightframe.rounds.riders.class_rules import IN_LOSSES, IN_MOMENTS, IN_PRODUCTS, sums_by_class
 from tightframe.rounds.riders.class_rules import STATE as HOLDERS
 from tightframe.rounds.setup import JobSetup, prepare
 from tightframe.rounds.sums.common import Formed
@@ -525,19 +525,19 @@ def formed(job: Mapping[str, Any], counts: float | None = None, **tensors: float
 @pytest.mark.parametrize(
     ("job", "expected"),
     [
-        (FEDAVG, ["moments"]),
+        (FEDAVG, [IN_MOMENTS, "moments"]),
         ({**FEDAVG, "model_options": {"widths": [4]}}, []),
         # No training moves this encoder, but nothing that it gives is summed by class.
-        ({**FEDAVG, "encoder": "random"}, ["moments"]),
-        ({**SCALED, "method": "fedmr"}, ["moments"]),
-        ({**SCALED, "method": "fedmr", "encoder": "random"}, ["encoder"]),
-        ({**SCALED, **SHARED}, ["moments", {"moments", IN_PRODUCTS}]),
+        ({**FEDAVG, "encoder": "random"}, [IN_MOMENTS, "moments"]),
+        ({**SCALED, "method": "fedmr"}, [IN_MOMENTS, "moments"]),
+        ({**SCALED, "method": "fedmr", "encoder": "random"}, [IN_MOMENTS, "encoder"]),
+        ({**SCALED, **SHARED}, [IN_MOMENTS, "moments", {"moments", IN_PRODUCTS}]),
         # A person is asked before the training of what is summed behind it.
-        ({**SCALED, **SHARED, "encoder": "random"}, ["encoder", PRODUCTS]),
-        ({**FEDAVG, "start": "fedncm"}, [{"encoder", "moments"}, AT_HEAD, "moments"]),
-        ({**FEDAVG, "start": "fed3r"}, [PRODUCTS | {"moments"}, AT_HEAD, "moments"]),
+        ({**SCALED, **SHARED, "encoder": "random"}, [IN_MOMENTS, "encoder", PRODUCTS]),
+        ({**FEDAVG, "start": "fedncm"}, [IN_MOMENTS, {"encoder", "moments"}, AT_HEAD, "moments"]),
+        ({**FEDAVG, "start": "fed3r"}, [IN_MOMENTS, PRODUCTS | {"moments"}, AT_HEAD, "moments"]),
         ({**RANDOM, "method": "fedavg", "start": "fedncm"}, ["encoder", AT_HEAD]),
-        ({**SCALED, "rounds": 1, "method": "fed3r"}, [PRODUCTS, AT_HEAD]),
+        ({**SCALED, "rounds": 1, "method": "fed3r"}, [IN_MOMENTS, PRODUCTS, AT_HEAD]),
     ],
 )
 def test_what_a_runs_state_decides_is_named(job: dict[str, Any], expected: list[Any]) -> None:

@@ -239,6 +239,17 @@ class Federation:
         self.shared = SharedState(self.setup.initial_state())
         return self
 
+    def statistics(self, **how: Any) -> dict[str, np.ndarray]:
+        """Run the sums of pooled statistics, flags first, and return the last one's totals.
+
+        Args:
+            how: arguments of ``sum`` for the last one.
+        """
+        *flags, last = self.setup.plan.at("statistics", 0)
+        for exchange in flags:
+            self.sum(*exchange.place)
+        return self.sum(*last.place, **how)
+
     def sum(
         self,
         kind: str,
