@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from tightframe.config.job import parse_job
 from tightframe.errors import ContributionError
 from tightframe.learning.one_sum import temperature
 from tightframe.learning.one_sum.temperature import KNOWN
-from tightframe.phases import ADMITTED, Contribution, Field, Phase, Schema
+from tightframe.phases import ADMITTED, Cohort, Contribution, Field, Phase, Schema
 from tightframe.rounds.phases.statistics import SUMS
 from tightframe.rounds.riders import class_rules
+from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.revealed import REVEALED
 
 SCHEMA = Schema(
@@ -192,3 +194,16 @@ def test_a_sum_over_classes_is_of_those_with_class_sums_or_where_there_are_none_
     assert term[class_rules.HOLDERS].tolist() == [1.0 * active, 0, 0, 1.0 * active]
     named = [bool(any(offer)) is False or bool(item) for item in offer]
     assert class_rules.summed_classes(phase.schema, offered, 4)[class_rules.IN_MOMENTS].tolist() == named
+
+
+@pytest.mark.parametrize(("method", "warned"), [("fedavg", False), ("fedmr", True)])
+def test_a_job_is_warned_of_missing_class_sums_only_if_it_has_any(method: str, warned: bool) -> None:
+    model = {"model": "mlp", "model_options": {"widths": [4], "standardise": True}}
+    names = ["a", "b", "c"]
+    values = {"job_name": "j", "dataset": "fed_heart_disease", "sites": names, "min_sites": 3, "rounds": 1}
+    setup = prepare(parse_job({**values, **model, "method": method}))
+    first = next(iter(setup.plan))
+    totals = {item.name: np.zeros(item.shape) for item in first.phase.schema.fields}
+    cohort = Cohort(0, dict.fromkeys(names, 1.0), 1.0)
+    warnings = first.phase.read(setup.initial_state(), totals, cohort).warnings
+    assert [("class sums are never used" in item) for item in warnings] == [True] * warned
