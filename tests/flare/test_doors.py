@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import nvflare
@@ -243,14 +244,18 @@ for number, case in enumerate(json.loads(sys.argv[1])):
 """
 
 
-def _ran(*cases: tuple[str, str, str, str, int]) -> list[list[str]]:
-    """What processes say that have imported the doors: (version, doors, asked, cell, parent) each."""
+def _ran(folder: Path, *cases: tuple[str, str, str, str, int]) -> list[list[str]]:
+    """What processes say that have imported the doors: (version, doors, asked, cell, parent) each.
+
+    A cell searches its working folder, and all below, for its configuration: here an empty one.
+    """
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps([(*case[:4], str(case[4])) for case in cases])],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
+        cwd=folder,
     )
     assert done.returncode == 0, done.stderr
     said = dict(json.loads(line) for line in done.stdout.splitlines())
@@ -258,9 +263,10 @@ def _ran(*cases: tuple[str, str, str, str, int]) -> list[list[str]]:
 
 
 @pytest.mark.whole
-def test_production_refuses_to_run_with_open_doors_or_another_engine() -> None:
+def test_production_refuses_to_run_with_open_doors_or_another_engine(tmp_path: Path) -> None:
     version, here = nvflare.__version__, os.getpid()
     site, server, opened, other, above, none, relay, foreign, new, unasked = _ran(
+        tmp_path,
         (version, "site", "site", f"hospital-1.{J}", here),
         (version, "server", "server", f"server.{J}", here),
         (version, "none", "site", "", here),

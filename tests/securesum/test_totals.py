@@ -830,7 +830,7 @@ def test_a_false_total_of_the_servers_own_is_no_silos_fault() -> None:
 
 
 @pytest.mark.whole
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(st.data())
 def test_no_strategy_gets_shares_of_a_sum_that_rests_on_a_false_total(data: st.DataObject) -> None:
     """The server tells each site any total, asks with any receipts, agreements and proofs, in any order.
