@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from tests.attacks.test_false_flags import Some
 from tests.support.attacks.malicious_server import Federation, Records, hearts
 
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import PolicyError
+from tightframe.rounds.phases.personal import told_counts
+from tightframe.rounds.silo.view import LocalSilo
 from tightframe.rounds.sums.vault import read_journal
 from tightframe.securesum.site.journal import Evaluated
 
@@ -55,3 +59,14 @@ def test_no_hospital_alone_has_another_model(
     with pytest.raises(PolicyError, match="a model of 1 silos only") as caught:
         run.enroll()
     assert caught.value.code == "TF-614"
+
+
+@pytest.mark.parametrize("few", [0, 1, 4])
+def test_nor_does_a_personal_models_accuracy_tell_of_a_class_of_few(
+    few: int, tmp_path: Path, hospitals: dict[str, Records]
+) -> None:
+    """PM(V) is of classes with a training record: less the accuracy it told whether there was one or none."""
+    data = {**hospitals, "hospital-2": Some(hospitals["hospital-2"], {0: 40, 1: few})}
+    run = Federation(JOB, data, state=tmp_path)
+    silo = LocalSilo(run.sessions["hospital-2"].context, run.setup, torch.device("cpu"), 1)
+    assert told_counts(silo).tolist() == [40, 0]

@@ -45,7 +45,7 @@ class Rules(StrictModel):
             or 1 if the records are the synthetic twin.
         class_rules_off: accept jobs that switch the class rules off, that choose which silos submit class
             sums, or that give a model to fewer than three silos; let exact evaluations of silos' own models
-            leave.
+            leave, and personal models' PM(V) and PM(L) be of classes of fewer patients.
         allow_sign_split: accept sums split by sign, in which a coordinate with one positive silo
             discloses that silo's value.
         full_batches: train on the job's batches, each record once in an epoch. Otherwise, without privacy,

@@ -106,7 +106,7 @@ def _make(silo: RiderView, last: Phase, received: Tensors, state: Tensors) -> di
         setup.method.predict,
         model,
         silo.batches("test", augment=False, shuffle=False),
-        None if findings else silo.class_counts("train"),
+        None if findings else told_counts(silo),
         setup.dataset.num_classes,
     )
     path = unproven.place(context, silo.needs) / PERSONAL
@@ -128,6 +128,17 @@ def _make(silo: RiderView, last: Phase, received: Tensors, state: Tensors) -> di
         return tensors
     counted = [place for place in range(len(confusion)) if f"test/{place}" not in silo.left_out]
     return _tensors(_accuracies(confusion[counted]))
+
+
+def told_counts(silo: RiderView) -> torch.Tensor:
+    """Return the training records of each class, int64 (C,), none where the class rules hide a class.
+
+    Whether a class counts as trained on would else show a single record of it: by PM(V) less the accuracy.
+    """
+    counts, policy = silo.class_counts("train"), silo.context.policy
+    if silo.setup.privacy is not None or policy.class_rules_off:
+        return counts
+    return torch.where(silo.held_counts() >= silo.min_class_count, counts, 0)
 
 
 def build(silo: SiloView, method: Method, phase: Phase, received: Tensors, state: Tensors) -> torch.nn.Module:
