@@ -49,12 +49,14 @@ def errors_in(quotients: np.ndarray, near: float) -> np.ndarray | None:
     likely = sizes[np.argsort(often)[::-1][:10]]
     for number in range(1, 6):
         subsets = np.array(list(itertools.product((0, 1), repeat=number)))
+        signs = np.array(list(itertools.product((1, -1), repeat=number)))
         for chosen in itertools.combinations(likely, number):
-            for signs in itertools.product((1, -1), repeat=number):
-                errors = np.array(chosen) * signs
-                sums = np.sort(subsets @ errors)
-                if np.diff(sums).min() > near and (np.abs(known[:, None] - sums).min(1) < near).all():
-                    return errors
+            errors = np.array(chosen) * signs
+            sums = np.sort(errors @ subsets.T, axis=1)
+            apart = np.diff(sums, axis=1).min(1) > near
+            reached = (np.abs(known[:, None] - sums[apart, None]).min(2) < near).all(1)
+            if reached.any():
+                return np.asarray(errors[apart][reached][0])
     return None
 
 

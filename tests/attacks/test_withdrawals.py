@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,9 +119,18 @@ def take_out(federation: Federation) -> None:
     federation.sum("before", 0, 2)
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """Whose run is made once."""
+    return Ended(tmp_path_factory.mktemp("ended"))
+
+
 @pytest.fixture
-def ended(tmp_path: Path) -> Ended:
-    return Ended(tmp_path)
+def ended(made: Ended, tmp_path: Path) -> Ended:
+    """The same hospitals with a folder of their own."""
+    own = copy.copy(made)
+    own.state = Path(shutil.copytree(made.state, tmp_path / "ended"))
+    return own
 
 
 @pytest.mark.whole
