@@ -27,6 +27,7 @@ from tightframe.rounds.setup import prepare
 
 SITES = ["site-1", "site-2", "site-3", "site-4"]
 HEART = {**jobs.HEART, "job_name": "averaged", "method": "fedavg", "seed": 5, "summation": "plain"}
+HEART["evaluation"] = {"models": 1}  # the last one's is looked at
 HEART["training"] = {**HEART["training"], "learning_rate": 0.02}
 
 
