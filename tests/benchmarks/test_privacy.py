@@ -196,7 +196,7 @@ def test_hits_are_pooled_over_silos_that_lack_classes(benchmark: ModuleType) -> 
 
 
 TINY_MODEL = {"widths": [8, 8]}
-TINY = ["--rounds", "1", "--epochs", "1", "--model-options", '{"widths": [8, 8]}', "--seeds", "1"]
+TINY = ["--rounds", "1", "--epochs", "1", "--model-options", '{"widths": [8]}', "--seeds", "1"]
 TINY += ["--partition", "IIDx3", "--engine", "vmap"]
 
 
