@@ -123,7 +123,7 @@ def in_clear(federation: Federation) -> tuple[torch.nn.Module, torch.Tensor, dic
     return before, pictures, {int(which[row]): rows[row] for row in torch.nonzero(best > 0.999).flatten()}
 
 
-def as_a_picture(before: torch.nn.Module, features: torch.Tensor, steps: int = 200) -> torch.Tensor:
+def as_a_picture(before: torch.nn.Module, features: torch.Tensor, steps: int = 80) -> torch.Tensor:
     """Return pictures whose features are near given ones (B, d), and which are smooth."""
     found = torch.zeros(len(features), 1, 28, 28, requires_grad=True)
     optimizer = torch.optim.Adam([found], lr=0.1)

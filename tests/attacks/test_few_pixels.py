@@ -95,7 +95,7 @@ def test_without_the_rule_a_picture_with_ink_where_no_other_has_any_is_read(
     monkeypatch.setattr(common_values, "common_pixels", lambda *_: None)
     monkeypatch.setattr(UnitRecords, "clear", lambda *_: None)
     data = hospitals()
-    rows, opened = rows_of(data), told(data, tmp_path, 28)
+    rows, opened = rows_of(data), told(data, tmp_path, 18)
     labels = np.concatenate([item.labels("train") for item in data.values()])
     alone = np.flatnonzero((rows != RIM).sum(0) == 1)
     assert len(alone) == 2
