@@ -79,7 +79,7 @@ def test_methods_that_need_logits_only_train_a_plain_module_with_buffers(method:
     needs = {"momentum": 0.0} if method in ("scaffold", "feddyn", "feddc") else {}
     training = {"training": {**TRAINING, **needs}}
     rounds = 2 if method in KEEPS else 1
-    result = federation.run(method, SILOS, rounds, model=_net(), **{**HEART, **training})
+    result = federation.run(method, SILOS, rounds, model=_net(), **{**HEART, **training}, summation="plain")
     assert result.outcome.trained
     if result.state.model:
         assert not torch.equal(result.state.model["0.weight"], _net().state_dict()["0.weight"])
