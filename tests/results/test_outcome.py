@@ -86,8 +86,9 @@ def test_a_shared_test_set_is_counted_once_a_silo_and_changes_no_metric(
 
 @pytest.mark.whole
 def test_a_divided_test_set_is_counted_once(tmp_path: Path) -> None:
-    silos = open_silos("digits", **DIVIDED, test="own")
-    result = trained(tmp_path, silos, test="own")
+    few: dict[str, Any] = {"test": "own", "subset": 240, "test_subset": 90}
+    silos = open_silos("digits", **DIVIDED, **few)
+    result = trained(tmp_path, silos, **few)
     total = sum(len(silo.labels("test")) for silo in silos.values())
     assert f"Test records of all silos ({total}): " in result.outcome.screen()
     assert "mean of 3 silos on their own test records" in result.outcome.screen()
