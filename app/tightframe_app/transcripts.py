@@ -347,7 +347,7 @@ def _completeness(report: Report) -> str:
         at_site = (
             ""
             if report.view == "server"
-            else "; a site's own view has none, because a site is not told of the end"
+            else "; a site's own view has none, because no site hears of the end"
         )
         return f"NO: there is no end line ({why}{at_site})"
     return "yes" if report.reason is None else f"yes; the run ended early: {report.reason}"

@@ -76,7 +76,7 @@ JOB: dict[str, Any] = {
 def test_under_privacy_the_scales_are_of_noisy_counts_which_the_job_charges() -> None:
     plan = prepare({**JOB, "method_options": {"form": "soft"}}).privacy
     assert plan is not None and plan.prior and len(plan.class_events) == 1
-    with pytest.raises(JobError, match=r"form 'binary' tells which classes.*take 'soft'"):
+    with pytest.raises(JobError, match=r"form 'binary' discloses which classes.*take 'soft'"):
         prepare(JOB)
 
 

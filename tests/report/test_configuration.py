@@ -29,7 +29,7 @@ def configured(folder: Path, outcome: dict[str, Any]) -> tuple[dict[str, str], s
 
 
 def test_what_earlier_results_do_not_have_the_configuration_says(tmp_path: Path) -> None:
-    untold = "take where it says nothing, these results do not tell"
+    untold = "take where it says nothing, these results do not have"
     found, words = configured(tmp_path, EARLIER)
     assert found == {"rounds": "2", "method_options.mu_inter": "0.5"} and untold in words
     whole = {"rounds": 2, "method_options": {"mu_inter": 0.5, "intra_form": "paper", "lite_m": None}}

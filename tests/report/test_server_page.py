@@ -414,7 +414,9 @@ def test_differential_privacy_and_what_was_spent(copied: Copied) -> None:
     (picture,) = [
         item for item in page.pictures() if item.findtext(f"{SVG}title") == "Epsilon spent by round"
     ]
-    assert {"told at most", "told at least", "promised"} <= {item.text for item in picture.iter(f"{SVG}text")}
+    assert {"reported at most", "reported at least", "promised"} <= {
+        item.text for item in picture.iter(f"{SVG}text")
+    }
 
 
 def test_silos_that_tell_nothing_of_epsilon_are_counted(copied: Copied) -> None:
@@ -430,8 +432,8 @@ def test_silos_that_tell_nothing_of_epsilon_are_counted(copied: Copied) -> None:
     write(folder)
     page = Page.of(folder)
     (table,) = page.tables("Privacy")
-    assert [row["how many silos"] for row in table] == ["1 up to 2, 3 told nothing", "4 told nothing"]
-    assert "Some silos tell nothing, and may have spent all of it." in page.text
+    assert [row["how many silos"] for row in table] == ["1 up to 2, 3 reported nothing", "4 reported nothing"]
+    assert "Some silos report nothing, and may have spent all of it." in page.text
     assert "of any silo" not in page.text
 
 
@@ -455,7 +457,7 @@ def test_noisy_metrics_are_called_noisy(copied: Copied) -> None:
     assert "On about 0 (noisy) test records" in page.text and "test records counted" not in page.text
     (table,) = page.tables("Recall by class")
     # A noisy count that was cut at zero says nothing of there being records.
-    assert table[0] == {"class": classes[0], "recall": "too few to tell", "test records (noisy)": "0"}
+    assert table[0] == {"class": classes[0], "recall": "too few to show", "test records (noisy)": "0"}
     assert "no records" not in page.text
 
 

@@ -154,8 +154,8 @@ def test_what_exact_evaluations_have_used_is_said_beside_no_epsilon(copied: Copi
     (folder / "local_report.json").write_text(json.dumps(report))
     write(folder)
     said = (
-        "no epsilon was spent. Its exact evaluations told 3 models (at most 30 over all jobs). Rounds over "
-        "all jobs, and what is left: tightframe site release show"
+        "no epsilon was spent. Its exact evaluations disclosed 3 models (at most 30 over all jobs). Rounds "
+        "over all jobs, and what is left: tightframe site release show"
     )
     assert said in Page.of(folder).text
 

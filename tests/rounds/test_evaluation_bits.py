@@ -208,7 +208,7 @@ def test_bins_other_than_earlier_jobs_had_are_said_to_need_consent(most: int) ->
     if not most:
         assert said == (
             "no smaller `evaluation` would fit, and no job can leave it out; "
-            '{"models": 1, "score_bins": 2} would tell least, 2.0% of what the validation records hold, '
+            '{"models": 1, "score_bins": 2} would disclose least, 2.0% of what the validation records hold, '
             "4.0% of what the test records hold"
         )
         assert "xport" not in ADVICE["TF-627"], "there is nothing to export so"
@@ -228,4 +228,4 @@ def test_of_two_smaller_evaluations_the_one_that_tells_less_is_named() -> None:
 
     said = _smaller(setup(models=3), Planned, Most(None, None, None))  # type: ignore[arg-type]
     two, three = '{"models": 2, "score_bins": 32}', '{"models": 3, "score_bins": 2}'
-    assert said.startswith(f'"evaluation": {two} or {three} ({three} tells less) would fit: export')
+    assert said.startswith(f'"evaluation": {two} or {three} ({three} discloses less) would fit: export')

@@ -470,7 +470,7 @@ def test_the_console_says_which_products_a_standard_policy_refuses() -> None:
     found = Products(8, 2, 10)
     assert rule.warned(found, 16) == []
     assert "OVER 15 SURE RECORDS" in rule.warned(found, 15)[0]
-    assert "OVER UNTOLD NUMBERS OF RECORDS" in rule.warned(found, None)[0]
+    assert "OVER UNKNOWN NUMBERS OF RECORDS" in rule.warned(found, None)[0]
 
 
 def test_the_widest_sum_of_a_plan_is_found() -> None:

@@ -567,7 +567,7 @@ def test_which_record_a_patient_counts_with_does_not_depend_on_other_patients(tm
 
 def test_patients_without_a_column_are_refused_by_name() -> None:
     lacking = {key: value for key, value in CONTRACT.items() if key != "patient"}
-    with pytest.raises(JobError, match="its contract has no column that tells the patient"):
+    with pytest.raises(JobError, match="its contract has no column of patients"):
         prepare(
             job(privacy={"neighbours": "patient"}, dataset_options={"contract": lacking}).model_dump(
                 mode="json"

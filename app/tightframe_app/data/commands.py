@@ -234,7 +234,7 @@ def _resumable() -> Iterator[None]:
 @app.command()
 def split(
     file: Annotated[Path, typer.Argument(help="A text table with a header: .csv, .tsv, .txt (also .gz).")],
-    by: Annotated[str, typer.Option("--by", help="The column that tells the hospital.")],
+    by: Annotated[str, typer.Option("--by", help="The column of the hospital.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="New folder.")],
 ) -> None:
     """Write a table for each value of a column, without that column, and a simulation's sites.json.

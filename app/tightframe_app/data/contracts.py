@@ -58,7 +58,7 @@ def init(
         str | None, typer.Option(help="Column to learn; several findings separated by commas.")
     ] = None,
     record: Annotated[str | None, typer.Option(help="The column that names each record.")] = None,
-    patient: Annotated[str | None, typer.Option(help="The column that tells the patient.")] = None,
+    patient: Annotated[str | None, typer.Option(help="The column of the patient.")] = None,
     fold: Annotated[str | None, typer.Option(help="The column with train, validation, test.")] = None,
     picture: Annotated[str | None, typer.Option(help="The column with the paths of pictures.")] = None,
     size: Annotated[int | None, typer.Option(min=8, help="Side of the pictures for the model.")] = None,

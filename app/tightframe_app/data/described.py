@@ -32,11 +32,11 @@ def describe(
         Path | None, typer.Option("--output", "-o", dir_okay=False, help="Page to write, with plots (HTML).")
     ] = None,
     bins: Annotated[
-        int | None, typer.Option(min=2, max=64, help="Of a number: tell what would be withheld with so many.")
+        int | None, typer.Option(min=2, max=64, help="Of a number: show what would be withheld with so many.")
     ] = None,
     time_ends: Annotated[
         str | None,
-        typer.Option(help="Of bins of time, as 90,365,730: tell where curves would end with them."),
+        typer.Option(help="Of bins of time, as 90,365,730: show where curves would end with them."),
     ] = None,
     form: formats.Form = "text",
 ) -> None:

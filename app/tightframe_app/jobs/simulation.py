@@ -250,7 +250,7 @@ def one_answer_hint(setup: JobSetup, workspace: Path) -> str | None:
         block = PolicyBlock() if entry is None else entry.policy
         if not block.resolve(production=False).records_per_feature:
             return (
-                "one answer: if the network does not tell records apart, profile `standard` ends such a run "
+                "one answer: if the network gives all records one answer, profile `standard` ends such a run "
                 "(tightframe explain TF-305)"
             )
     return None

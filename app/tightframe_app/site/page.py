@@ -423,7 +423,7 @@ def _spent(state: Known) -> Markup:
 
         parts.append(tag("p", f"{exact_text([_named(state, job) for job in state.exact])}."))
         for name, lines in state.told.items():
-            parts += [tag("h3", f"{name}: what exact totals told"), listed(lines)]
+            parts += [tag("h3", f"{name}: what exact totals disclosed"), listed(lines)]
     if not state.spendings:
         parts.append(
             tag("p", "No job with differential privacy has charged this site's ledger yet.", class_="missing")

@@ -68,8 +68,8 @@ WITH_ROUNDS = (
     "With the {more} of this job {total:.1%}, if the other sites have as many records each as this one."
 )
 FITS = "So this job fits as it is: it needs no such consent now."
-LESS_EVALUATED = "Less would be told by another job: {smaller}."
-LESS_TRAINED = "Less would be told by a job of fewer rounds: {fit} of these sums fit without consent."
+LESS_EVALUATED = "Another job would disclose less: {smaller}."
+LESS_TRAINED = "A job of fewer rounds would disclose less rounds: {fit} of these sums fit without consent."
 TOO_MUCH_ALONE = (
     "This job alone takes more than records allow: it stays refused (TF-625), whatever is accepted."
 )
@@ -86,7 +86,7 @@ ALIKE = """\
 All were formed alike: no two totals differ by a rule that acts on this hospital alone."""
 NONE_DIFFERS = "No setting that several jobs have differs, but some have settings that others lack."
 ONE_JOB = "All are of one job, whose sums are of several kinds: no setting that two of them have differs."
-CHANGED = "Where few records changed between two jobs, their totals together tell of these."
+CHANGED = "Where few records changed between two jobs, their totals together disclose these."
 WITHDREW = (
     "Job {job} withdrew records from the chain of job {first}: if it was opened, the total before less "
     "the total after is the sum of those records, by class."
@@ -500,7 +500,7 @@ def release_accept(
     if records is not None:
         if (summed := records_name(setup)) is None:
             raise typer.BadParameter(
-                "expected a job whose exact sums tell records that have changed, but this one has none",
+                "expected a job whose exact sums disclose records that have changed, but this one has none",
                 param_hint="--records",
             )
         profile = with_formed(profile, {summed: (_sha256(records, "--records"),)})

@@ -116,9 +116,9 @@ def privacy_words(status: Status) -> str:
 
 def spent_words(spent: Spent) -> str:
     """Describe the epsilons that silos report."""
-    parts = (spent.ranges() or ["not told"]) + spent.exact()
+    parts = (spent.ranges() or ["not reported"]) + spent.exact()
     if spent.untold and spent.histogram:
-        parts.append(f"{plural(spent.untold, 'silo')} told nothing")
+        parts.append(f"{plural(spent.untold, 'silo')} reported nothing")
     return f"{', '.join(parts)}; at most {spent.promised:g} promised, delta {spent.delta:g}"
 
 

@@ -157,7 +157,7 @@ def _tiles(status: Status) -> Markup:
         values.append((number(status.loss), "training loss"))
     if status.epsilon_promised is not None and status.epsilon is not None:
         values.append(
-            (f"\N{LESS-THAN OR EQUAL TO} {status.epsilon:g}", "epsilon, of silos that tell a range")
+            (f"\N{LESS-THAN OR EQUAL TO} {status.epsilon:g}", "epsilon, of silos that report a range")
         )
     return layout.tiles(values)
 

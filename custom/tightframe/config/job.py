@@ -600,7 +600,7 @@ def _statistics_problems(values: dict[str, Any]) -> list[str]:
     if (weights := values.get("weights", "exact")) != "uniform":
         problems.append(
             f"weights: Expected 'uniform' with `statistics`, but got {weights!r}: nothing is weighed, and an "
-            "exact number of records would tell what a silo withholds"
+            "exact number of records would disclose what a silo withholds"
         )
     privacy = values.get("privacy")
     if isinstance(privacy, dict) and privacy.get("evaluation", "local") != "local":

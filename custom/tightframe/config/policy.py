@@ -278,7 +278,7 @@ class Policy(Rules):
                     "min_withdrawn",
                     f"at least {withdraw.min_withdrawn} withdrawn records",
                     f"at least {least}",
-                    "the total after a withdrawal tells the sum of the withdrawn records",
+                    "the total after a withdrawal discloses the sum of the withdrawn records",
                 )
             )
         if job.server_trust == "semi_honest" and not self.semi_honest_server:

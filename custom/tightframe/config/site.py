@@ -401,8 +401,8 @@ def check_record_options(job: JobConfig, entry: SiteEntry, policy: Policy) -> No
             "contract",
             digest,
             f"the one that this site's entry names{'' if values.get('contract') else ' (none yet)'}",
-            "how many records keep a contract, and whether all do, tells single ones; if `tightframe data "
-            "check` finds nothing, whoever answers for the records may write "
+            "how many records keep a contract, and whether all do, discloses single ones; if `tightframe "
+            "data check` finds nothing, whoever answers for the records may write "
             f'"contract": "{digest}" into {spec.name!r}',
         )
         policy.refuse([refusal])

@@ -37,7 +37,7 @@ SHARES = (0.7, 0.15, 0.15)
 FOLD_CODES = ("train", "validation", "test")
 _LARGEST = 1e30
 _DATE = (
-    "Expected number, category or boolean, but got 'date': a date is no measurement, and may tell who the "
+    "Expected number, category or boolean, but got 'date': a date is no measurement, and may show who the "
     "patient is; give an age or a number of days instead"
 )
 _MULTI_LABEL = (
@@ -353,7 +353,7 @@ class Contract(StrictModel):
         if min(self.shares) <= 0 or not math.isclose(sum(self.shares), 1.0, abs_tol=1e-9):
             problems.append("`shares` above 0 that add up to 1")
         if self.fold is not None and self.shares != SHARES:
-            problems.append("no `shares` where a column tells the fold")
+            problems.append("no `shares` where a column has the fold")
         if problems:
             raise ValueError(f"Expected {'; '.join(problems)}")
         return self

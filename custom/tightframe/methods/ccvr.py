@@ -190,8 +190,8 @@ def _read(state: ServerState, totals: Totals, cohort: Cohort) -> phases.Reading:
     reading = phases.Reading(state, totals)
     if cohort.failed:
         return reading.warning(
-            "CCVR calibrated nothing: a silo could not add its products, so that none are told; the model is "
-            "FedAvg's. Start the job again."
+            "CCVR calibrated nothing: a silo could not add its products, so that none are opened; the model "
+            "is FedAvg's. Start the job again."
         )
     if not _of_other_records(totals):
         return reading

@@ -100,7 +100,7 @@ def local_rule(config: FedRSConfig) -> LocalRule:
 def private(config: FedRSConfig) -> str | None:
     """Refuse the binary form: noisy class counts do not say whether a silo has a class."""
     if config.form == "binary":
-        return "form 'binary' tells which classes a silo has any record of; take 'soft'"
+        return "form 'binary' discloses which classes a silo has any record of; take 'soft'"
     return None
 
 

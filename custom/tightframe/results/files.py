@@ -64,7 +64,7 @@ def not_proven(place: Path) -> str | None:
         return None
     return (
         f"Expected results whose last total this silo has verified, but what is in {apart} was never proven: "
-        "the server can have told this silo a false total, or its process was killed as it was proven. "
+        "the server can have sent this silo a false total, or its process was killed as it was proven. "
         "Compare `model_sha256` in its report with other silos': if it is the same, move all files but "
         f"{NEEDS} out of the folder {UNPROVEN}, and delete it."
     )

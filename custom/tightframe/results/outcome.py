@@ -42,7 +42,7 @@ from tightframe.results.words import (
 _FILES = (MODEL, BEST, CARD, STATISTICS, METRICS, OUTCOME, PAGE, TRANSCRIPT, CHECKPOINT, EVENTS)
 FEW = 3
 """Most exchanges named on the screen."""
-TOO_FEW = "too few to tell"
+TOO_FEW = "too few to show"
 """Recall of a class with fewer noisy records than the floor."""
 
 

@@ -165,7 +165,7 @@ class Withdrawn:
         raise RunError(
             f"Expected the {len(last)} records that this site has withdrawn before, from this run or "
             f"another, but its file names {len(names - last)} others, and {len(last - names)} of those not: "
-            "the difference of two totals would tell these few. Name the same first; more can then be "
+            "the difference of two totals would disclose these few. Name the same first; more can then be "
             "withdrawn from the run that this makes.",
             code=OTHER,
         )

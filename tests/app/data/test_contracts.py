@@ -112,7 +112,7 @@ def test_a_proposal_tells_kinds_and_what_to_decide(tmp_path: Path) -> None:
         assert words in said
     assert made.notes[0].startswith("title: 'ward', the file's name, will stand in the job"), "and is public"
     unnamed = propose(tmp_path / "ward.csv", {"label": "ill"})
-    assert any("No column tells the patient (--patient): " in note for note in unnamed.notes)
+    assert any("No column names the patient (--patient): " in note for note in unnamed.notes)
     frame.rename(columns={"who": "patient_id"}).to_csv(tmp_path / "named.csv", index=False)
     named = propose(tmp_path / "named.csv", {"label": "ill"})
     assert any("(--patient; by its name `patient_id` may): " in note for note in named.notes)

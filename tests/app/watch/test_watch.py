@@ -113,7 +113,7 @@ def test_whom_enrolment_waits_for_is_shown_with_who_is_not_connected() -> None:
 def test_privacy_is_told_as_the_run_itself_tells_it() -> None:
     """The run's own words for people are the oracle: the same parts, in another order."""
     told = status(trained_so_far()).privacy
-    wanted = r"\d silos? up to epsilon \d|hospital-1 shows \S+\d|\d silo told nothing|delta \S+\d"
+    wanted = r"\d silos? up to epsilon \d|hospital-1 shows \S+\d|\d silo reported nothing|delta \S+\d"
     parts = re.findall(wanted, str(SPENT))
     assert len(parts) == 5, SPENT
     assert told is not None and all(part in words.spent_words(told) for part in parts)

@@ -132,7 +132,7 @@ def test_epsilon_is_told_as_ranges_and_no_silo_s_own_number() -> None:
     assert [row["epsilon of the silos"] for row in table] == ["1 to 2", "1 to 4", "2 to 4"]
     text = said(page.section("Privacy spent"))
     assert "at most 8 promised, delta 1e-05" in text and "shows" not in text
-    assert "told at least" in text and "told at most" in text
+    assert "reported at least" in text and "reported at most" in text
     assert not [name for name in RUN.joined if name in text], "a range is nobody's"
     assert "no differential privacy" in drawn(view_of(begun("job", 2).enrolling([]))).text
 

@@ -216,7 +216,7 @@ def test_a_silo_that_tells_nonsense_costs_the_line_and_not_the_run() -> None:
     assert read({}).notes[epsilon.NOTE] is None and not read({}).warnings
     nonsense = read(_totals({4: 3, 5: -1}, {}))
     assert nonsense.notes.get(epsilon.NOTE) is None
-    assert "round 1: what silos tell of their epsilon is not used" in nonsense.warnings[0]
+    assert "round 1: what silos report of their epsilon is not used" in nonsense.warnings[0]
     # The method gets its own totals in each case.
     assert set(honest.totals) == set(nonsense.totals) == {"update/x"}
 
@@ -225,11 +225,11 @@ def test_the_line_for_people() -> None:
     spent = epsilon.spent(3, 8.0, 1e-5, 7, (0, 0, 0, 0, 2, 4, 0, 0, 0), {"site-2": 3.214})
     assert str(spent) == (
         "privacy spent: 2 silos up to epsilon 4, 4 silos up to epsilon 8 (delta 1e-05, at most 8 promised); "
-        "site-2 shows 3.214; 1 silo told nothing"
+        "site-2 shows 3.214; 1 silo reported nothing"
     )
     assert spent.range == (2.0, 8.0)
     silent = epsilon.spent(1, 8.0, 1e-5, 3, (0,) * 9, {})
-    assert silent.range is None and str(silent).startswith("privacy spent: not told (delta 1e-05")
+    assert silent.range is None and str(silent).startswith("privacy spent: not reported (delta 1e-05")
     json.dumps(silent.as_json(), allow_nan=False)
 
 

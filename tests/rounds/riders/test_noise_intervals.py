@@ -84,7 +84,7 @@ def test_classes_below_the_floor_have_no_recall_and_no_part_in_the_mean() -> Non
     assert enough.sum() == 550 and test.balanced_accuracy == pytest.approx(told)
     assert test.classes_told == 2
     words = noisy_lines(test, "all silos", [])
-    assert "   C too few to tell" in words and "   D too few to tell" in words
+    assert "   C too few to show" in words and "   D too few to show" in words
     assert next(line for line in words if "noisy balanced accuracy" in line).endswith("], 2 of 4 classes")
 
 

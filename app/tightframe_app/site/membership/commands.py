@@ -45,7 +45,7 @@ def join(
     ] = None,
     fingerprint: Annotated[
         str | None,
-        typer.Option(help="The root's fingerprint, as the keeper told it; otherwise the second call asks."),
+        typer.Option(help="The root's fingerprint, as the keeper gave it; otherwise the second call asks."),
     ] = None,
     policy: Annotated[
         str | None, typer.Option(help="strict, standard or research; standard by default.")
@@ -125,7 +125,7 @@ def _finish(answer: Answer, output: Path | None, fingerprint: str | None, option
     settings = joining.noted(folder).updated(options)
     _say(who.described())
     if fingerprint is None:
-        question = "The root's fingerprint, as the keeper told it (SHA256:...)"
+        question = "The root's fingerprint, as the keeper gave it (SHA256:...)"
         fingerprint = _answer(lambda: typer.prompt(question), "--fingerprint")
     answer.check_root(fingerprint)
     place = joining.package(answer, folder, fingerprint)
@@ -235,7 +235,7 @@ def leave(
     for path in (*(() if delete_keys else going.keys), *(() if delete_ledger else going.ledger)):
         _say(f"  {path}")
     if delete_ledger and going.ledger:
-        _say("Without its ledger nobody can tell any more what these records have spent of their budget.")
+        _say("Without its ledger nobody knows any more what these records have spent of their budget.")
     try:
         agreed = yes or typer.confirm("Leave?", default=False)
     except typer.Abort:

@@ -95,9 +95,9 @@ class Picture(StrictModel):
         if self.colour == "rgb" and (self.window is not None or self.dimensions == 3):
             problems.append("`gray` as `colour` of a volume, and where there is a `window`")
         if self.dimensions == 3 and self.window is None:
-            problems.append("a `window` of a volume, whose files do not tell the range of their values")
+            problems.append("a `window` of a volume, whose files do not have the range of their values")
         if self.dimensions == 3 and self.modality is not None:
-            problems.append("no `modality` of a volume, because NIfTI files tell none")
+            problems.append("no `modality` of a volume, because NIfTI files have none")
         for key, values in (("mean", self.mean), ("std", self.std)):
             if values is not None and len(values) != self.channels:
                 problems.append(f"{self.channels} values in `{key}`")

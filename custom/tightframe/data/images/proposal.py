@@ -149,7 +149,7 @@ def _proposal(
     first = list(label[1])
     if "patient" not in chosen:
         first.append(
-            "No column tells the patient (--patient): pictures of one patient may then lie in different "
+            "No column names the patient (--patient): pictures of one patient may then lie in different "
             "folds, and no job can hide patients."
         )
     return Proposal(contract, entry, (*first, *notes))

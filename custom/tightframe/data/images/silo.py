@@ -145,7 +145,7 @@ def folder_rows(contract: PictureContract, root: Path) -> Rows:
     if columns := [column for column in (*findings, contract.patient, fold) if column is not None]:
         raise DataError(
             f"Expected a contract that folders can keep, but it wants the columns {columns}, which they "
-            "do not tell: write a manifest.",
+            "do not have: write a manifest.",
             code="TF-218",
         )
     files = folder_files(root)

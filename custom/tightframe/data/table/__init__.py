@@ -151,7 +151,7 @@ def of_contract(spec: DatasetSpec, options: Any) -> DatasetSpec:
         title=contract.title,
         class_names=contract.label.titles,
         multi_label=isinstance(contract.label, MultiLabel),
-        no_patients="" if contract.patient else "its contract has no column that tells the patient",
+        no_patients="" if contract.patient else "its contract has no column of patients",
     )
 
 

@@ -129,7 +129,7 @@ def propose(
     if "patient" not in chosen:
         named = may_tell_patients(header, labels)
         first.append(
-            f"No column tells the patient (--patient{named}): records of one patient may then lie in "
+            f"No column names the patient (--patient{named}): records of one patient may then lie in "
             "different folds, and no job can hide patients."
         )
     return Proposal(contract, {**entry, "missing": ["", *used]}, (*first, *notes))
@@ -196,7 +196,7 @@ def _classes(label: str, cells: Cells) -> tuple[dict[str, Any], list[str]]:
     second = f"; {classes[1]} is the positive one" if len(classes) == 2 else ""
     note = (
         f"{label}: the classes are {', '.join(classes)}, in this order{second}. Give them titles, and see "
-        "that no column tells the label or comes after it in time."
+        "that no column discloses the label or comes after it in time."
     )
     notes, counts = [note], Counter(cells)
     few = [f"{code} ({counts[code]})" for code in classes if counts[code] < FEW_OF_CLASS]
@@ -316,8 +316,8 @@ def _column(name: str, cells: Cells, decimal: str) -> tuple[dict[str, Any] | Non
     levels, gone = _levels(cells), len(cells) - len(texts)
     missing: dict[str, Any] = {"missing": "indicator"} if gone else {}
     notes = [
-        f"{name}: {gone} of {len(cells)} values are missing; the model is told (`indicator`). Take `refuse` "
-        "or `fill` if that is wrong."
+        f"{name}: {gone} of {len(cells)} values are missing; the model gets a column for that (`indicator`). "
+        "Take `refuse` or `fill` if that is wrong."
     ] * bool(gone)
     if {level.lower() for level in levels} <= BOOLEANS.keys() and len(levels) == 2:
         return {"column": name, "kind": "boolean", **missing}, notes

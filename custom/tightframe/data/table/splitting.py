@@ -66,7 +66,7 @@ def split(path: Path, column: str, folder: Path) -> dict[str, SitePart]:
         rows.setdefault(value, []).append(cells)
     if not 2 <= len(rows) <= MOST_SITES:
         raise DataError(
-            f"Expected {column!r} to tell 2 to {MOST_SITES} sites, but it has {len(rows)} different values.",
+            f"Expected {column!r} to name 2 to {MOST_SITES} sites, but it has {len(rows)} different values.",
             code="TF-207",
         )
     folder.mkdir(mode=0o700)

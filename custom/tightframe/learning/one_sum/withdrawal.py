@@ -349,7 +349,7 @@ def check_own(
         raise RunError(
             f"Expected none or at least {least} of this silo's training records (`min_class_count`), and "
             f"patients, to leave the total{which} fewer would: if others lie about theirs, the new total "
-            "tells these alone. Withdraw them once they are enough (until then take their lines out of the "
+            "is of these alone. Withdraw them once they are enough (until then take their lines out of the "
             "file), or start a new job without them.",
             code=REFUSED,
         )
@@ -407,7 +407,7 @@ def check_numbers(totals: Totals, withdrawal: Withdrawal) -> None:
     if named < withdrawal.least or silos < MIN_SILOS:
         raise RunError(
             f"Expected at least {withdrawal.least} withdrawn records at {MIN_SILOS} silos or more, because "
-            f"the new total tells their sum, but got {got} at {silos}: wait until more are to be "
+            f"the new total discloses their sum, but got {got} at {silos}: wait until more are to be "
             "withdrawn. Nothing was taken out.",
             code=REFUSED,
         )
@@ -438,7 +438,7 @@ def check_products(silo: SiloView, changed: DistinctRows, width: int, *, product
         return
     raise RunError(
         f"Expected this silo to withdraw no record, or enough that {asked} do not "
-        f"tell them (`records_per_feature` {least}), but it withdraws {got}: start a new job "
+        f"disclose them (`records_per_feature` {least}), but it withdraws {got}: start a new job "
         "without them, best with `privacy`. Nothing is taken out.",
         code=REFUSED,
     )
@@ -470,8 +470,8 @@ def check_classes(totals: Totals, withdrawal: Withdrawal) -> None:
     if withdrawal.by_class and (few := _at_few(totals[CLASSES])):
         raise RunError(
             f"Expected each class to lose records at {MIN_SILOS} silos or more, or at none, because the new "
-            f"total tells their sum by class, but classes {withdrawal.named(few)} lose some at fewer: wait "
-            "until more are to be withdrawn. Nothing was taken out.",
+            f"total discloses their sum by class, but classes {withdrawal.named(few)} lose some at fewer: "
+            "wait until more are to be withdrawn. Nothing was taken out.",
             code=REFUSED,
         )
 

@@ -234,15 +234,15 @@ def epsilons(
         "Epsilon spent by round",
         xs,
         [
-            Series("told at most", [high for _, high in ends], 0),
-            Series("told at least", [low for low, _ in ends], 1),
+            Series("reported at most", [high for _, high in ends], 0),
+            Series("reported at least", [low for low, _ in ends], 1),
             Series("promised", [promised.get(x) for x in xs], 2),
         ],
         x_name="round",
         low=0.0,
     )
     caption = (
-        "Epsilon that the silos have spent on this job up to each round: ends of the ranges that they tell."
+        "Epsilon that the silos have spent on this job up to each round: ends of the ranges that they report."
     )
     return figure(chart, f"{caption} {note}".strip())
 

@@ -60,7 +60,7 @@ def reading(fold: FoldMetrics, whose: str, wanted: Wanted = DEFAULT, copies: int
     readable = {name: scores for name, scores in by_class.items() if scores.told}
     silent = [name for name in by_class if name not in readable]
     if not readable:
-        return section(TITLE, tag("p", "No class has enough records of its own, and of others, to tell."))
+        return section(TITLE, tag("p", "No class has enough records of its own, and of others, to show."))
     bins = next(iter(readable.values())).bins
     parts: list[Part] = [
         tag("p", _words(fold, whose, bins)),

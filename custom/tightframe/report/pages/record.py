@@ -74,7 +74,7 @@ def _spent(spent_by_round: list[tuple[int, Spent]]) -> list[Part]:
     promised = {number: item.promised for number, item in spent_by_round}
     if ranged:
         silent = any(item.untold for _, item in spent_by_round)
-        note = "Some silos tell nothing, and may have spent all of it." if silent else ""
+        note = "Some silos report nothing, and may have spent all of it." if silent else ""
         parts.append(plots.epsilons(ranged, promised, note))
     body: list[list[Part]] = [
         [
@@ -83,7 +83,7 @@ def _spent(spent_by_round: list[tuple[int, Spent]]) -> list[Part]:
             f"{item.promised:g}",
             f"{item.delta:g}",
             ", ".join(f"{entry.silos} up to {entry.up_to:g}" for entry in item.histogram)
-            + (f"{', ' if item.histogram else ''}{item.untold} told nothing" if item.untold else "")
+            + (f"{', ' if item.histogram else ''}{item.untold} reported nothing" if item.untold else "")
             or "-",
             # In thousandths, rounded up by the silo itself.
             ", ".join(f"{site} {epsilon:.3f}" for site, epsilon in sorted(item.shown.items())) or "-",
@@ -165,7 +165,7 @@ def configuration(run: ServerResults) -> Markup:
         "model among them"
         if effective
         else "Every value of the job, its own defaults among them; what its method, data set and model take "
-        "where it says nothing, these results do not tell"
+        "where it says nothing, these results do not have"
     )
     if idle:
         about += ", but for those of training, method and model, which statistics do not use"

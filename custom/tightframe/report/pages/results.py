@@ -14,9 +14,9 @@ from tightframe.results.parts.evaluation import Evaluation, FoldMetrics
 from tightframe.results.rows import Row
 from tightframe.results.words import metric, shown, with_interval
 
-MISSING = without("Nothing was told of it: it was not measured, or too few silos could tell.")
+MISSING = without("No value: it was not measured, or too few silos could report it.")
 UNPLANNED = without("The job evaluates fewer models (evaluation.models).", "-")
-NOISY = " that have enough noisy records to tell"
+NOISY = " that have enough noisy records to show"
 LONG = 24
 """Rows from which a table is folded."""
 _PAIRS = 30
@@ -172,7 +172,7 @@ def recall(fold: FoldMetrics, whose: str, finds: str = "the final model finds") 
     ]
     head = "test records (noisy)" if fold.noisy else "test records"
     title, one = recall_title(fold), "finding" if fold.findings is not None else "class"
-    dash = "no records, or too few silos could tell" if None in counts else "no records"
+    dash = "no records, or too few silos could report" if None in counts else "no records"
     return section(
         title,
         figure(
@@ -183,7 +183,7 @@ def recall(fold: FoldMetrics, whose: str, finds: str = "the final model finds") 
                 bars,
             ),
             f"Share of each {one}'s test records that {finds}, {whose}; a dash: "
-            f"{'too few noisy records to tell' if fold.noisy else dash}.",
+            f"{'too few noisy records to show' if fold.noisy else dash}.",
         ),
         kept(len(rows), "All classes in numbers", table([one, "recall", head], rows)),
     )

@@ -243,7 +243,7 @@ def _noise(test: FoldMetrics) -> str:
         "Under differential privacy all numbers of records, recall and accuracy on this page come from "
         f"totals with noise: {shown(test.noise_deviation, 1)} records (standard deviation) in each cell of "
         f"the confusion matrix.{limits} A class with fewer than {shown(test.class_floor, 0)} noisy records "
-        "has too few to tell and is not counted. Exact numbers stay at the silos, each in its own report."
+        "has too few to show and is not counted. Exact numbers stay at the silos, each in its own report."
     )
 
 

@@ -217,8 +217,8 @@ def _disclosed(report: SiloReport) -> Markup:
         else "Each term was sent as it is: the server saw this silo's own numbers."
     )
     exact = (
-        "No noise was added: without differential privacy totals are exact, and tell whoever reads them what "
-        "an average over hospitals tells."
+        "No noise was added: without differential privacy totals are exact, and show whoever reads them what "
+        "an average over hospitals shows."
         if report.privacy is None
         else "Noise was added before, as the privacy budget below says."
     )
@@ -251,7 +251,7 @@ def _privacy(report: SiloReport) -> Markup:
     if spent is None:
         text = "The job had no differential privacy: no epsilon was spent."
         if report.disclosed is not None and report.disclosed.evaluated:
-            text += f" Its exact evaluations told {'; '.join(report.disclosed.evaluated)}."
+            text += f" Its exact evaluations disclosed {'; '.join(report.disclosed.evaluated)}."
             text += " Rounds over all jobs, and what is left: tightframe site release show"
             text += " -c local/tightframe.json."
         return section("Privacy spent", tag("p", text))

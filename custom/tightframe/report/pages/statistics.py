@@ -43,7 +43,8 @@ def in_words(stats: TableStatistics) -> str:
     return (
         f"Numbers are exact sums. A silo withholds a cell of fewer than {least} {stats.whom} (its own "
         "`min_class_count`), and further ones that would give it away, before the sum; a number that fewer "
-        f"than {stats.holders} silos tell is not opened. Such numbers are marked, and never shown as zero."
+        f"than {stats.holders} silos disclose is not opened. Such numbers are marked, and never shown as "
+        "zero."
     )
 
 
@@ -107,7 +108,7 @@ def _survival(survival: SurvivalStatistics) -> Markup:
             "95 % limits include sampling and the noise of differential privacy, and so does the test."
         )
         if survival.lacks:
-            text += f" Not told: {'; '.join(survival.lacks)}."
+            text += f" Withheld: {'; '.join(survival.lacks)}."
         if survival.untested:
             text += f" No log-rank test: {survival.untested}."
     elif survival.lacks:
@@ -212,7 +213,7 @@ def _mean(part: OfClass) -> str:
     if moments is None or moments.records is None:
         return WITHHELD
     if moments.mean is None:
-        return "too few to tell" if moments.records else "no records"
+        return "too few to show" if moments.records else "no records"
     text = f"{moments.mean:.4g}{_limits(moments.mean_interval)}"
     if moments.deviation is not None:
         text += f" ({moments.deviation:.4g}{_limits(moments.deviation_interval)})"

@@ -37,10 +37,10 @@ class Spent(Values):
 
     def __str__(self) -> str:
         """Describe the spending in one line."""
-        text = ", ".join(self.ranges()) or "not told"
+        text = ", ".join(self.ranges()) or "not reported"
         others = self.exact()
         if self.untold and self.histogram:
-            others.append(f"{plural(self.untold, 'silo')} told nothing")
+            others.append(f"{plural(self.untold, 'silo')} reported nothing")
         return "; ".join(
             [f"privacy spent: {text} (delta {self.delta:g}, at most {self.promised:g} promised)", *others]
         )

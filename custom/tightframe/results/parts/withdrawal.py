@@ -60,11 +60,11 @@ class WithdrawnRecords(Values):
             f"{plural(self.records, 'training record')} of at least {self.silos} hospitals left the total of "
             f"run {self.previous}: the model is, bit for bit, that of the {self.stay} others",
             "whoever has both totals knows the sum of the records that left, class by class; with fewer of "
-            "them than features he can tell whether a record that he has is among them",
+            "them than features it shows whether a given record is among them",
         ]
         sentences += [
             f"{fold} records are not evaluated any more: of these too few were withdrawn, and counts before "
-            "and after would tell of single ones"
+            "and after would disclose single ones"
             + ("; the model keeps its temperature" if fold == "validation" else "")
             for fold in self.withheld
         ]

@@ -78,8 +78,8 @@ def check_job(policy: Policy, setup: JobSetup) -> None:
             policy,
             "class means of each silo's own columns",
             "weighting records (fedproto), mu_divisor count_weighted (fedavg_etf), or a hidden layer",
-            "of a column of yes and no a silo's mean is a fraction k/n, and a sum of fractions tells each of "
-            "them: sum records in place of means, or give mlp model_options.widths",
+            "of a column of yes and no a silo's mean is a fraction k/n, and a sum of fractions discloses "
+            "each of them: sum records in place of means, or give mlp model_options.widths",
         )
     products = products_planned(setup)
     if (numbers := behind_few(setup)) and (products or class_sums_planned(setup) or _on_features(setup)):
@@ -88,7 +88,7 @@ def check_job(policy: Policy, setup: JobSetup) -> None:
             f"sums of features that units make of {plural(numbers, 'number')}",
             f"at least {NARROW} before each ReLU, or privacy",
             "of units on two or three numbers a combination is zero for all records but one between two "
-            "borders, so that a sum tells it, with its class: make hidden layers before the last wider "
+            "borders, so that a sum discloses it, with its class: make hidden layers before the last wider "
             "(model_options.widths of mlp, hidden of vgg11), take random_features, or give the job `privacy`",
         )
     if products is None:
@@ -98,7 +98,7 @@ def check_job(policy: Policy, setup: JobSetup) -> None:
             policy,
             f"products of {products.width} features with uniform weights",
             "weights exact or power_of_two, or privacy",
-            "uniform weights tell nobody how many records stand behind the sum",
+            "uniform weights disclose to nobody how many records stand behind the sum",
         )
     by_class = any(
         item.products and item.per_class
@@ -240,7 +240,7 @@ def check_sum(policy: Policy, setup: JobSetup, schema: Schema, state: ServerStat
         if LEAVING not in state.extra:
             raise
         raise RunError(
-            "Expected enough records to stay in the total that sums of features do not tell them "
+            "Expected enough records to stay in the total that sums of features do not disclose them "
             f"(`{RULE}` {policy.records_per_feature}), but too few would: {least.records:.0f} in all, "
             "whichever silos lie. Nothing is taken out: withdraw fewer, or start a new job with fewer "
             f"features, or with `privacy`. {error}",
@@ -343,7 +343,9 @@ def warned(sums: Products | ClassSums | Units, records: float | None, *, classes
         held = records / classes * (sums.values if isinstance(sums, ClassSums) else 1)
         if sums.allowed(held, PROFILES["standard"][RULE]):
             return []
-    many = "UNTOLD NUMBERS OF" if records is None else f"{records:.0f}" if by_class else f"{records:.0f} SURE"
+    many = (
+        "UNKNOWN NUMBERS OF" if records is None else f"{records:.0f}" if by_class else f"{records:.0f} SURE"
+    )
     few = f"a small one of the {classes} classes has few" if by_class else "they are few"
     return [
         f"{sums.name.upper()} OVER {many} RECORDS: whoever reads their total, as all silos, can compute "

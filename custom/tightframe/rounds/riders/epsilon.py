@@ -83,7 +83,7 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
             return reading.noting(NOTE, read_totals(job, own, sorted(cohort.weights), cohort.round))
         except ValueError as error:
             return reading.warning(
-                f"round {cohort.round}: what silos tell of their epsilon is not used: {error}"
+                f"round {cohort.round}: what silos report of their epsilon is not used: {error}"
             )
 
     return replace(phase, schema=phase.schema + fields(job), contribute=contribute, read=read)

@@ -250,7 +250,9 @@ class RunRecord:
             shown = "" if off else f"{of_records} and with {MIN_HOLDERS} holders"
             lines.append(f"silos' policies: {', '.join(profiles)}{shown}")
         if loose := sorted(site for site, item in self.declared.items() if item.any_static_cohort):
-            lines.append(f"COUNTS OPENED FOR ANY COHORT at {', '.join(loose)}: differences tell one silo's")
+            lines.append(
+                f"COUNTS OPENED FOR ANY COHORT at {', '.join(loose)}: differences disclose one silo's"
+            )
         if self.job.statistics is not None:
             return lines + self._statistics_rules()
         records = {site: item.weight for site, item in self.declared.items()}
@@ -300,7 +302,7 @@ class RunRecord:
         whom = "patients" if layout is not None and layout.contract.patient is not None else "records"
         return [
             f"cells of fewer than {least} {whom} at a silo are withheld there, before the sum; totals that "
-            f"fewer than {MIN_HOLDERS} silos tell are not opened",
+            f"fewer than {MIN_HOLDERS} silos disclose are not opened",
             "no differential privacy: a total itself is exact",
         ]
 

@@ -23,7 +23,7 @@ _CLASS_APART = (
 )
 _HEADS = (
     "Validation records' losses are summed at another head, which all hospitals' totals make: by heads that "
-    "differ a little such totals tell all features of one validation record."
+    "differ a little such totals disclose all features of one validation record."
 )
 _NONE_SENT = "own as it is"
 """Value of ``updates`` of a job whose sums have a constant in place of trained values (``own/trained``)."""
@@ -55,8 +55,8 @@ REVEALED: Mapping[str, str] = {
     ),
     "score_bins": (
         "Scores of one model are counted in bins with other edges: the difference between both counts is the "
-        "number of records with a score between two edges, as narrow as one likes. A few such jobs tell the "
-        "scores of single test records, whichever silo's they are."
+        "number of records with a score between two edges, as narrow as one likes. A few such jobs disclose "
+        "the scores of single test records, whichever silo's they are."
     ),
     "statistics": (
         "A column's range is cut into other bins: two histograms of the same records are equations in what "
@@ -68,15 +68,15 @@ REVEALED: Mapping[str, str] = {
     ),
     "features": (
         "Products or class sums of other features of the same records are more equations in these records: "
-        "enough such jobs tell them, however many records stand behind each."
+        "enough such jobs disclose them, however many records stand behind each."
     ),
     "features in training": (
         "Features that begin from another seed are summed by class: trained at a small rate, they are more "
-        "equations in the same records, and a few such jobs tell a rare class's, exactly."
+        "equations in the same records, and a few such jobs disclose a rare class's, exactly."
     ),
     "losses": (
         "Validation records' losses are summed at another head (`ridge`, `priors`, method): one more "
-        "equation in these records' scores. Enough such jobs tell single ones."
+        "equation in these records' scores. Enough such jobs disclose single ones."
     ),
     "sums of columns": (
         "A table's statistics leave out small cells, and sums of the same records' columns (moments, class "
@@ -84,7 +84,7 @@ REVEALED: Mapping[str, str] = {
     ),
     "classes in products": (
         "Products of features are summed over other classes, as hospitals' flags decide: the difference "
-        "between both totals is the products of a class's records alone, and of few it tells these records."
+        "between both totals is the products of a class's records alone, and of few it is these records."
     ),
     "classes in moments": (
         "Inputs and their squares are summed over other classes, as hospitals' flags decide: the difference "

@@ -297,12 +297,12 @@ def _left_behind(previous: Established | None, history: journal.History) -> dict
     if given > (-1 if told is None else told.slot):
         raise TotalError(
             f"the total of slot {given}, for which this site gave shares in epoch {params.epoch}",
-            expected="told before the next epoch",
+            expected="announced before the next epoch",
             found="withheld",
         )
     if told is not None and not history.verified(params.job, params.epoch, told.slot):
         raise TotalError(
-            f"the total of sum {told.sum_id}, which was told in epoch {params.epoch}",
+            f"the total of sum {told.sum_id}, which was announced in epoch {params.epoch}",
             expected="verified before the next epoch",
             found="one that was not",
         )

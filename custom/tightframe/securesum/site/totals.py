@@ -155,7 +155,7 @@ def check_told(
                 "a total", f"at least that of slot {given}, for which this site gave shares", "none"
             )
         if told is not None:
-            raise _refused("a total", f"at least that of sum {told.sum_id}, told before", "none")
+            raise _refused("a total", f"at least that of sum {told.sum_id}, announced before", "none")
         return None
     total = Total.from_bytes(request.total)
     what, params = f"the total of sum {total.sum_id}", state.epoch.params
@@ -164,10 +164,12 @@ def check_told(
         raise _refused(what, f"of slot {given} at least, for which this site gave shares", f"of {total.slot}")
     if told is not None and total.slot == told.slot:
         if total.told() != told:
-            raise _refused(what, "the one that was told before", "another")
+            raise _refused(what, "the one announced before", "another")
     elif not last <= total.slot < request.slot:
         raise _refused(
-            what, f"of a slot from {max(last, 0)} to {request.slot - 1}, or told before", f"of {total.slot}"
+            what,
+            f"of a slot from {max(last, 0)} to {request.slot - 1}, or announced before",
+            f"of {total.slot}",
         )
     _check_content(what, total, params, state.epoch.least)
     _check_own(what, total, state, history, request.seeds)

@@ -423,7 +423,7 @@ def test_a_job_is_held_against_what_earlier_exact_evaluations_have_told(
     assert problem.endswith(f"To decide: {accept}")
     said = _accepted(hospital, folder, "--evaluations")
     assert "With those of this job: 12 models, " in said and "; allowed: 11 models, 50.0% of" in said
-    assert 'Less would be told by another job: "evaluation": {"models": 2, ' in said
+    assert 'Another job would disclose less: "evaluation": {"models": 2, ' in said
     (text,) = told()
     assert "open 3 of 11 models, 9 opened by earlier jobs; " in text
     assert text.endswith("; that is more than allowed: a person at this site accepted one run of it")
@@ -456,7 +456,7 @@ def test_a_job_is_held_against_exact_rounds_of_earlier_jobs(
     assert found.state == "problem" and found.of_job and "They took 100.0% of" in found.text
     said = _accepted(hospital, hospital.parents[1] / "job", "--rounds")
     assert "With the 2 of this job 119.0%, if the other sites" in said
-    assert "Less would be told by a job of fewer rounds: none of these sums fit without" in said
+    assert "A job of fewer rounds would disclose less: none of these sums fit without" in said
     (found,) = told(weights="uniform")
     assert found.state == "ok" and "100.0% taken by earlier jobs; that is more: a person" in found.text
 

@@ -218,7 +218,7 @@ def check_rows(context: SiloContext, setup: JobSetup) -> None:
     if context.job.weights == "uniform":
         sizes = sizes_alike(context)
         honest = len(sizes.each) - sizes.colluders
-        of = f"records, were {honest} silos as this one (uniform weights tell no others' numbers)"
+        of = f"records, were {honest} silos as this one (uniform weights disclose no others' numbers)"
         check_layers(context, setup, sizes, of)
     check_possible_rows(LocalSilo(context, setup, torch.device("cpu"), 0))
 
@@ -277,7 +277,7 @@ def check_possible_rows(silo: LocalSilo) -> None:
             "min_row_bits",
             f"exact totals of a table of fewer than 2 to the {least} possible rows",
             "privacy",
-            f"from few totals its records are found among these. {_row_bits(setup, bits)}. Columns that tell "
+            f"from few totals its records are found among these. {_row_bits(setup, bits)}. Columns that keep "
             "patients apart better, fewer units that train on them, or `privacy`, are safe",
         )
         raise BelowPolicyError([refusal], shown_to_lead=policy.tell_refusals, code="TF-628")

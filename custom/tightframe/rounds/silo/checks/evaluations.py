@@ -114,11 +114,11 @@ def _smaller(setup: JobSetup, planned: Callable[[JobSetup], Evaluations], left: 
         if smallest == (own.models, own.score_bins):
             return none
         least = ", ".join(each for each in opened(at(*smallest).wanted)[1:] if each is not None)
-        return f"{none}; {words(*smallest)} would tell least, {least}"
+        return f"{none}; {words(*smallest)} would disclose least, {least}"
     both = fits[:1] + [each for each in fits[-1:] if each[0] > fits[0][0]]
     options = [words(*each) for each in both]
     if len(both) > 1:
-        options[-1] += f" ({words(*min(both, key=lambda each: at(*each).wanted[1:]))} tells less)"
+        options[-1] += f" ({words(*min(both, key=lambda each: at(*each).wanted[1:]))} discloses less)"
     other = any(bins != own.score_bins for _, bins in both)
     consent = " (other `score_bins` than in earlier jobs need consent too, TF-617)" if other else ""
     models, bins = both[0]

@@ -53,7 +53,7 @@ def check_withdrawal(job: JobConfig, notes: Notes, place: Place, state: str, tot
         raise RunError(
             f"Expected job {job.resume.previous} to have taken the withdrawn records out of the total, and "
             f"this one to go on with a state of its behind that, but this silo did not verify {state} there: "
-            "counts of fewer records would tell which left. Withdraw them anew.",
+            "counts of fewer records would disclose which left. Withdraw them anew.",
             code="TF-523",
         )
 
