@@ -69,7 +69,7 @@ WITH_ROUNDS = (
 )
 FITS = "So this job fits as it is: it needs no such consent now."
 LESS_EVALUATED = "Another job would disclose less: {smaller}."
-LESS_TRAINED = "A job of fewer rounds would disclose less rounds: {fit} of these sums fit without consent."
+LESS_TRAINED = "A job of fewer rounds would disclose less: {fit} of these sums fit without consent."
 TOO_MUCH_ALONE = (
     "This job alone takes more than records allow: it stays refused (TF-625), whatever is accepted."
 )

@@ -68,8 +68,8 @@ def test_the_screen_has_everything_that_is_known(width: int) -> None:
         f"refused hospital-4, hospital-5 TF-612 ({REASONS['TF-612']})",
         "loss 0.713",
         "accuracy 0.512 balanced, model of round 2, noisy",
-        "privacy 1 silo up to epsilon 2, 1 silo up to epsilon 4, hospital-1 shows 3.214, 1 silo told "
-        "nothing; at most 8 promised, delta 1e-05",
+        "privacy 1 silo up to epsilon 2, 1 silo up to epsilon 4, hospital-1 shows 3.214, 1 silo "
+        "reported nothing; at most 8 promised, delta 1e-05",
         "so far 31.5 s in sums, 1.00 MB down, 2.00 MB up",
     ):
         assert expected in text, text
