@@ -295,7 +295,7 @@ class Policy(Rules):
         return [
             Refusal(
                 "class_rules_off",
-                f"a model of {least} silos only (site_models)",
+                f"a model that {least} of {len(models)} silos train (site_models)",
                 f"each model at {MIN_SITES} silos or more",
                 "if all others' models say the same of every record, totals are those of these silos",
             )

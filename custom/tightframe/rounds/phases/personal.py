@@ -106,7 +106,7 @@ def _make(silo: RiderView, last: Phase, received: Tensors, state: Tensors) -> di
         setup.method.predict,
         model,
         silo.batches("test", augment=False, shuffle=False),
-        None if findings else told_counts(silo),
+        None if findings else public_class_counts(silo),
         setup.dataset.num_classes,
     )
     path = unproven.place(context, silo.needs) / PERSONAL
@@ -130,10 +130,10 @@ def _make(silo: RiderView, last: Phase, received: Tensors, state: Tensors) -> di
     return _tensors(_accuracies(confusion[counted]))
 
 
-def told_counts(silo: RiderView) -> torch.Tensor:
+def public_class_counts(silo: RiderView) -> torch.Tensor:
     """Return the training records of each class, int64 (C,), none where the class rules hide a class.
 
-    Whether a class counts as trained on would else show a single record of it: by PM(V) less the accuracy.
+    Otherwise PM(V) less the accuracy discloses a single record of a class.
     """
     counts, policy = silo.class_counts("train"), silo.context.policy
     if silo.setup.privacy is not None or policy.class_rules_off:
