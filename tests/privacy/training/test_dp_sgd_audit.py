@@ -120,10 +120,11 @@ def test_several_steps_with_poisson_batches_stay_below_the_accountants_epsilon()
     accountant = PRVAccountant()
     accountant.history = [(noise, rate, steps)]
     epsilon = accountant.get_epsilon(delta=DELTA)
-    found = audit(noise, threshold=4.0, steps=steps, rate=rate, runs=16, engine="vmap")
+    # As the control, which is what would be found if all noise were halved.
+    found = audit(noise, threshold=3.0, steps=steps, rate=rate, engine="vmap")
     # Seen is half of epsilon, with a deviation of 0.05; of the control 1.36, with one of 0.07.
     assert 0.2 * epsilon < found <= epsilon
-    assert audit(noise / 2, threshold=3.0, steps=steps, rate=rate, runs=40, engine="vmap") > epsilon
+    assert audit(noise / 2, threshold=3.0, steps=steps, rate=rate, engine="vmap") > epsilon
 
 
 def test_one_canary_moves_its_score_by_one_clipping_norm() -> None:
