@@ -150,6 +150,13 @@ def test_a_second_run_adds_to_the_first_ones_numbers(hospitals: dict[str, Few], 
         federation(hospitals, tmp_path, RULED, job_id="job-c", **{**short, "rounds": 2}).enroll()
 
 
+def test_nor_are_its_moments(hospitals: dict[str, Few], tmp_path: Path) -> None:
+    """Of all classes, less the sums of those with enough, they were the rare class's."""
+    run = federation(hospitals, tmp_path, RULED).enroll()
+    common = sum(int((item.labels("train") == 0).sum()) for item in hospitals.values())
+    assert run.statistics()["statistics/values"] == common
+
+
 class OfPatients(Few):
     """A hospital whose records of class 1 are of so many patients."""
 

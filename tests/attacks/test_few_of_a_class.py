@@ -17,7 +17,7 @@ from tests.attacks.test_products import totals
 from tests.support.attacks.malicious_server import Federation, Records, hearts
 
 from tightframe.config.policy import PolicyBlock
-from tightframe.rounds.silo.view import LocalSilo
+from tightframe.rounds.silo.view import LocalSilo, RequestedSum
 
 VICTIM, RARE = "hospital-2", 1
 JOB: dict[str, Any] = {
@@ -83,3 +83,32 @@ def test_nor_does_how_many_steps_they_are_trained_in(tmp_path: Path) -> None:
     silo = LocalSilo(run.sessions[VICTIM].context, run.setup, torch.device("cpu"), 1)
     steps = sum(1 for _ in silo.batches("train", augment=False, shuffle=True))
     assert steps == 40
+
+
+@pytest.mark.parametrize("weight", [40.0, 39.5, 30.0, 8.0])
+def test_nor_do_moments_leave_out_some_of_a_hospitals_records(weight: float, tmp_path: Path) -> None:
+    """A job's cap on weights chose how many: of 80 records at weight 39.5 the first, less class sums."""
+    run = Federation(JOB, with_few(40), state=tmp_path)
+    requested = RequestedSum(sorted(run.data), weight=weight)
+    silo = LocalSilo(run.sessions[VICTIM].context, run.setup, torch.device("cpu"), 1, requested)
+    times = silo.times_in_moments(None)
+    assert len(set(times.tolist())) == 1 and 0 < times.sum() <= 2 * weight
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "expected"),
+    [
+        ("identity", "ccvr", True),
+        ("identity", "fedavg", False),
+        ("mlp", "fedmr", False),
+        ("identity", "fedmr", True),
+    ],
+)
+def test_moments_have_columns_as_sums_of_the_columns_have_them(
+    model: str, method: str, expected: bool, tmp_path: Path
+) -> None:
+    """A column that few patients make counts as its median elsewhere: the difference was a hospital's own."""
+    job = {**JOB, "method": method, "model": model, "method_options": {}}
+    run = Federation(job, with_few(40), state=tmp_path)
+    silo = LocalSilo(run.sessions[VICTIM].context, run.setup, torch.device("cpu"), 1)
+    assert silo.sums_columns == expected

@@ -228,8 +228,9 @@ class Silo:
         *,
         times: Sequence[int] | None = None,
         patients: Sequence[int] | None = None,
+        sums_columns: bool = False,
     ) -> None:
-        self._inputs, self.min_class_count = inputs, least
+        self._inputs, self.min_class_count, self.sums_columns = inputs, least, sums_columns
         self._times = [1] * len(inputs) if times is None else times
         known = None if patients is None else np.array(patients)
         labels = np.zeros(len(inputs), np.int64)
@@ -349,6 +350,19 @@ def test_a_value_is_few_patients_by_those_whose_records_count() -> None:
     assert not told(times=[1] * 31 + [0] * 5), "the others' count does not hide it"
     assert not told(patients=[*range(30), *[30] * 6]), "six records of one patient"
     assert not told(2, patients=[*range(30), *[30] * 6])
+    assert told(7, sums_columns=True), (
+        "class sums of the column have them, and the difference would be theirs"
+    )
+
+
+@pytest.mark.parametrize(("records", "counted"), [(1023, 1023), (1025, 1020), (1020, 1020), (600, 1024)])
+def test_no_few_records_count_otherwise_than_the_rest_with_uniform_weights(
+    records: int, counted: int
+) -> None:
+    """Sums by class at silos of about 1,024 records less moments would be of these few."""
+    times = statistics.times_in_moments(records, statistics.UNIFORM, 5)
+    assert int(times.sum()) == counted
+    assert all(many == 0 or many >= 5 for many in torch.bincount(times).tolist())
 
 
 @pytest.mark.parametrize(("uniform", "most"), [(False, 2 * 11.0), (True, 11.0)])

@@ -25,7 +25,7 @@ from tightframe.learning.few_records.record_values import column_bits, count_val
 from tightframe.learning.model_update import shared_template
 from tightframe.phases import Fold, OwnRows, Schema, Setting
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.few_records.planned import sums_in_training
+from tightframe.rounds.few_records.planned import sums_columns, sums_in_training
 from tightframe.rounds.few_records.rule import least_class_values
 from tightframe.rounds.job_checks import STANDARDISE_STD
 from tightframe.rounds.phases.statistics import UNIFORM, WEIGHED, mean_and_deviation, times_in_moments
@@ -102,11 +102,16 @@ class OwnCounts(ABC):
             counted &= admitted[torch.from_numpy(labels)]
         records, times = int(counted.sum()), torch.zeros(len(counted), dtype=torch.float64)
         if self.setup.job.weights == "uniform":
-            times[counted] = times_in_moments(records, UNIFORM).double() / UNIFORM
-            return times
-        most = records if math.isinf(self.weight) else int(WEIGHED * self.weight)
-        times[counted] = times_in_moments(records, min(records, most)).double()
+            times[counted] = times_in_moments(records, UNIFORM, self.min_class_count).double() / UNIFORM
+        elif records:
+            most = WEIGHED * self.weight
+            times[counted] = 1.0 if most >= records else 2.0 ** math.floor(math.log2(most / records))
         return times
+
+    @property
+    def sums_columns(self) -> bool:
+        """Check whether the job sums a table's columns themselves, by class or as products."""
+        return sums_columns(self.setup)
 
     @property
     def min_class_count(self) -> int:
@@ -124,7 +129,9 @@ class OwnCounts(ABC):
         Args:
             schema: of the sum; without sums by class in training all classes pass.
         """
-        counted = any(map(sums_in_training, schema.fields)) and not self.context.data.synthetic
+        # Moments leave out what sums by class in training do: their difference would be this silo's own sums.
+        ruled = any(sums_in_training(item) or item.over_classes for item in schema.fields)
+        counted = ruled and not self.context.data.synthetic
         least = least_class_values(self.context.policy, self.setup) if counted else 0
         if not least:
             return torch.ones(self.setting.num_classes, dtype=torch.bool)

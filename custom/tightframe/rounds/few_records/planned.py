@@ -52,8 +52,18 @@ def class_sums_in(setup: JobSetup, schema: Schema) -> ClassSums | None:
 def means_of_columns(setup: JobSetup) -> bool:
     """Check whether a job sums silos' means of columns that no layer before the head mixes."""
     fields = (item for each in setup.plan for phase in each.phases for item in phase.schema.fields)
-    if setup.privacy is not None or not any(item.means for item in fields):
-        return False
+    return setup.privacy is None and any(item.means for item in fields) and _unmixed(setup)
+
+
+@once
+def sums_columns(setup: JobSetup) -> bool:
+    """Check whether a job sums columns that no layer before the head mixes, by class or as products."""
+    fields = [item for phase in setup.kinds for item in phase.schema.fields] if setup.trains else []
+    summed = any(item.products or sums_by_class(item) for item in fields)
+    return setup.privacy is None and summed and _unmixed(setup)
+
+
+def _unmixed(setup: JobSetup) -> bool:
     template = shared_template(setup.setting)
     tensors = (*template.named_parameters(), *template.named_buffers())
     return all(item.dim() < 2 for name, item in tensors if not name.startswith("head."))

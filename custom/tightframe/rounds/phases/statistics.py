@@ -8,9 +8,11 @@ enough holders, and so no sum, moments are of all.
 
 Moments count no silo for much more than its public weight: a silo that counted for millions would set mean
 and deviation, and so the model's front end. A silo counts at most ``WEIGHED`` records for one of its weight
-(which is rounded down, and has no repeats), evenly over its own. With uniform weights all of a silo's count
-for one record, each in whole steps of 1 / ``UNIFORM``: the same at all silos, so that a total of zeros and
-ones does not tell how many stand behind each term.
+(which is rounded down, and has no repeats). Where it has more, each of its records counts for the same power
+of two: if some counted and others not, sums by class less moments would be of the others, down to one, as a
+job's cap on weights chooses. With uniform weights all of a silo's count for one record, each in whole steps
+of 1 / ``UNIFORM``: the same at all silos, so that a total of zeros and ones does not tell how many stand
+behind each term.
 
 Each silo holds the pooled moments against its own: false ones stand in its log. Another's term is masked,
 but the total less this silo's own moments is of the others' values: at least none, and in each column with
@@ -210,13 +212,14 @@ class _FeatureMoments:
     def _of_table(self, view: RiderView, times: torch.Tensor) -> dict[str, torch.Tensor]:
         """Count a table's columns; one whose moments few patients make counts as its median in each record.
 
-        The model contains mean and deviation, for everybody who gets it.
+        The model contains mean and deviation, for everybody who gets it. Where a job sums the columns
+        themselves, they count as they are: the difference of both would be this silo's own values.
         """
         batches = view.batches("train", augment=False, shuffle=False)
         parts = [inputs.detach().to("cpu", torch.float64).reshape(-1, self._width) for inputs, _ in batches]
         columns = torch.cat(parts) if parts else torch.zeros(0, self._width, dtype=torch.float64)
         counted = (times > 0).numpy()
-        if (least := view.min_class_count) > 1 and counted.any():
+        if (least := view.min_class_count) > 1 and counted.any() and not view.sums_columns:
             owners = np.unique(own_patients(view.context.data)[counted], return_inverse=True)[1]
             for column in columns.T.numpy():
                 if made_by_few(column[counted], owners, least):
@@ -250,12 +253,22 @@ class _FeatureMoments:
             )
 
 
-def times_in_moments(records: int, counted: int) -> torch.Tensor:
+def times_in_moments(records: int, counted: int, least: int = 1) -> torch.Tensor:
     """Return how often each record counts in a silo's moments, int64 (n,): evenly, ``counted`` in total.
+
+    Records that count once more than others are none or at least ``least``, and so are the others: fewer
+    are left out of ``counted``.
 
     >>> times_in_moments(3, 3).tolist(), times_in_moments(3, 2).tolist(), times_in_moments(3, 7).tolist()
     ([1, 1, 1], [0, 1, 1], [2, 2, 3])
+    >>> times_in_moments(3, 7, least=2).tolist(), times_in_moments(9, 8, least=2).sum()
+    ([2, 2, 2], tensor(7))
     """
+    more = counted % records if records else 0
+    if 0 < records - more < least <= more:
+        counted -= least - (records - more)
+    elif 0 < more < least or 0 < records - more < least:
+        counted -= more
     ends = torch.arange(records + 1, dtype=torch.int64) * counted // max(records, 1)
     return ends.diff()
 

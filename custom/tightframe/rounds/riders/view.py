@@ -55,6 +55,10 @@ class RiderView(SiloView, Protocol):
             admitted: the classes in them, bool (C,); None for all that count in public.
         """
 
+    @property
+    def sums_columns(self) -> bool:
+        """Check whether the job sums a table's columns themselves, by class or as products."""
+
     def held_counts(self) -> torch.Tensor:
         """Count patients with training records of each class, by which the class rules go: int64 (C,)."""
 
