@@ -553,7 +553,7 @@ def test_a_withdrawal_of_fewer_records_than_features_takes_nothing_out(
     withdrawal = ended.withdraws("job-b", five)
     with pytest.raises(TightframeError, match="4 of 4 silos in round 0 could not contribute"):
         withdrawal.sum("before", 0, 0)
-    assert "products of 4 features do not tell them" in caplog.text
+    assert "products of 4 features do not disclose them" in caplog.text
 
 
 def of_class_sums(width: int, **values: Any) -> dict[str, Any]:
@@ -592,7 +592,7 @@ def test_a_withdrawal_of_fewer_values_than_class_sums_takes_nothing_out(
     ended = test_withdrawals.Ended(tmp_path)
     with pytest.raises(TightframeError, match="4 of 4 silos in round 0 could not contribute"):
         ended.withdraws("job-b", ended.enough()).sum("before", 0, 0)
-    assert "sums of 26 features by class do not tell them" in caplog.text
+    assert "sums of 26 features by class do not disclose them" in caplog.text
 
 
 @pytest.mark.whole
