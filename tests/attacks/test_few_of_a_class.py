@@ -85,6 +85,30 @@ def test_nor_does_how_many_steps_they_are_trained_in(tmp_path: Path) -> None:
     assert steps == 40
 
 
+@pytest.mark.whole
+def test_nor_does_a_jobs_cap_on_weights_choose_a_record_that_moments_lack(tmp_path: Path) -> None:
+    """With a weight of half of its records less a half, its first record was class sums less moments."""
+    data = with_few(40)
+    data = {name: data[name] if name == VICTIM else Some(data[name], {0: 15, RARE: 15}) for name in data}
+    own, others = (
+        sum(len(data[name].labels("train")) for name in data if (name == VICTIM) == is_own)
+        for is_own in (True, False)
+    )
+    share = (own - 1) / 2 / (others + (own - 1) / 2)
+    run = federation(data, tmp_path, max_weight_share=share)
+    moments = totals(run, "statistics/sums")
+    values, inputs = moments["statistics/values"], moments["statistics/sums"]
+    mean = inputs / values
+    deviation = np.sqrt(moments["statistics/squares"] / values - mean**2)
+    sums = [run.sum(*each.place) for each in list(run.setup.plan)[2:] if each.place[0] != "closing"][-1]
+    counts = sums["moments/counts"].sum()
+    left = sums["moments/sums"].sum(0) * deviation + counts * mean - inputs
+    record = np.asarray(data[VICTIM].records("train")[0][0])
+    read = np.isclose(left, record, atol=0.01) & (record != 0)
+    assert not read.any(), f"{read.sum()} values of it"
+    assert counts - values == own / 2
+
+
 @pytest.mark.parametrize("weight", [40.0, 39.5, 30.0, 8.0])
 def test_nor_do_moments_leave_out_some_of_a_hospitals_records(weight: float, tmp_path: Path) -> None:
     """A job's cap on weights chose how many: of 80 records at weight 39.5 the first, less class sums."""
