@@ -41,31 +41,42 @@ def federation(data: dict[str, Records], state: Path, **values: Any) -> Federati
     return Federation({**JOB, **values}, data, state=state, policy=PolicyBlock(profile="standard")).enroll()
 
 
+def moments_and_class_sums(run: Federation) -> tuple[float, np.ndarray, np.ndarray]:
+    """Open both, as an honest server does.
+
+    Returns:
+        The number of records in moments; the numbers in class sums, (C,); the columns' sums in moments less
+        those of all classes, (D,).
+    """
+    moments = totals(run, "statistics/sums")
+    values, inputs = float(moments["statistics/values"]), moments["statistics/sums"]
+    mean = inputs / values
+    deviation = np.sqrt(moments["statistics/squares"] / values - mean**2)
+    sums = [run.sum(*each.place) for each in list(run.setup.plan)[2:] if each.place[0] != "closing"][-1]
+    counts = sums["moments/counts"]
+    return values, counts, inputs - (sums["moments/sums"].sum(0) * deviation + counts.sum() * mean)
+
+
+def read(left: np.ndarray, data: Records, place: int) -> int:
+    """Return how many values other than zero of a training record are in the open."""
+    record = np.asarray(data.records("train")[place][0])
+    return int((np.isclose(left, record, atol=0.01) & (record != 0)).sum())
+
+
 @pytest.mark.whole
 def test_moments_of_inputs_less_class_sums_are_not_the_one_record_of_a_class(tmp_path: Path) -> None:
     run = federation(with_few(1), tmp_path, weights="power_of_two")
-    moments = totals(run, "statistics/sums")
-    values, inputs = moments["statistics/values"], moments["statistics/sums"]
-    mean = inputs / values
-    deviation = np.sqrt(moments["statistics/squares"] / values - mean**2)
-    later = list(run.setup.plan)[2:]
-    sums = [run.sum(*exchange.place) for exchange in later if exchange.place[0] != "closing"][-1]
-    counts = sums["moments/counts"].sum()
-    left = inputs - (sums["moments/sums"].sum(0) * deviation + counts * mean)
-    record = np.asarray(run.data[VICTIM].records("train")[40][0])
-    read = np.isclose(left, record, atol=0.01) & (record != 0)
-    assert not read.any(), f"{read.sum()} values of it"
-    assert values == counts
+    values, counts, left = moments_and_class_sums(run)
+    assert not read(left, run.data[VICTIM], 40)
+    assert values == counts.sum()
 
 
 @pytest.mark.whole
 def test_nor_the_sum_of_a_class_that_two_hospitals_have(tmp_path: Path) -> None:
     """Of which there is no class sum: one of the two knows its own part, and so the other's."""
     run = federation(with_few(30, holders=2), tmp_path)
-    moments = totals(run, "statistics/sums")
-    sums = [run.sum(*each.place) for each in list(run.setup.plan)[2:] if each.place[0] != "closing"][-1]
-    common, rare = sums["moments/counts"]
-    assert rare == 0 < common == moments["statistics/values"], "70 more of the class before"
+    values, (common, rare), _ = moments_and_class_sums(run)
+    assert rare == 0 < common == values, "70 more of the class before"
 
 
 @pytest.mark.parametrize("weights", ["exact", "power_of_two"])
@@ -96,17 +107,9 @@ def test_nor_does_a_jobs_cap_on_weights_choose_a_record_that_moments_lack(tmp_pa
     )
     share = (own - 1) / 2 / (others + (own - 1) / 2)
     run = federation(data, tmp_path, max_weight_share=share)
-    moments = totals(run, "statistics/sums")
-    values, inputs = moments["statistics/values"], moments["statistics/sums"]
-    mean = inputs / values
-    deviation = np.sqrt(moments["statistics/squares"] / values - mean**2)
-    sums = [run.sum(*each.place) for each in list(run.setup.plan)[2:] if each.place[0] != "closing"][-1]
-    counts = sums["moments/counts"].sum()
-    left = sums["moments/sums"].sum(0) * deviation + counts * mean - inputs
-    record = np.asarray(data[VICTIM].records("train")[0][0])
-    read = np.isclose(left, record, atol=0.01) & (record != 0)
-    assert not read.any(), f"{read.sum()} values of it"
-    assert counts - values == own / 2
+    values, counts, left = moments_and_class_sums(run)
+    assert not read(-left, data[VICTIM], 0)
+    assert counts.sum() - values == own / 2
 
 
 @pytest.mark.parametrize("weight", [40.0, 39.5, 30.0, 8.0])

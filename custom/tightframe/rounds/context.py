@@ -231,8 +231,9 @@ class SiloContext:
                 parts.append(fold)
             elif labels.ndim == 2:
                 parts += [f"{fold}/{place}" for place in too_few(in_steps(labels, least), owners, least)]
-        if self.job.method in OWN_MODELS and self.job.summation == "secure":
-            parts += [] if self.policy.class_rules_off else [OWN]
+        own = self.job.method in OWN_MODELS and self.job.summation == "secure"
+        if own and not self.policy.class_rules_off:
+            parts.append(OWN)
         return tuple(parts)
 
     def patients(self, folds: Sequence[Fold]) -> int:

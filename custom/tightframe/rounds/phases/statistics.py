@@ -67,6 +67,8 @@ PREFIX = "statistics/"
 """Prefix of the names of pooled statistics, which depend on the records alone, in sums and broadcasts."""
 COUNTS = "statistics/counts"
 VALUES, SUMS, SQUARES = "statistics/values", "statistics/sums", "statistics/squares"
+NOTHING = "statistics/flags"
+"""A constant zero, in the exchange that has only the class rules' flags."""
 COUNT_BOUND = 2.0**24
 MOMENT_BOUND = 2.0**30
 SMALLEST_STD = 1e-6
@@ -131,12 +133,12 @@ def _phase_of(chosen: Sequence[_ClassCounts | _FindingCounts | _FeatureMoments])
 
 _FLAGS_ONLY = Phase(
     "holders",
-    Schema((Field("statistics/flags", (), bound=1.0, static=True, over_classes=True),)),
+    Schema((Field(NOTHING, (), bound=1.0, static=True, over_classes=True),)),
     lambda state: {},
-    lambda silo, broadcast, state: Contribution({"statistics/flags": torch.zeros((), dtype=torch.float64)}),
+    lambda silo, broadcast, state: Contribution({NOTHING: torch.zeros((), dtype=torch.float64)}),
     lambda state, totals, cohort: state,
 )
-"""Exchange before moments alone: a constant, with which the class rules send their flags."""
+"""Exchange before moments alone, for the flags that the class rules add."""
 
 
 class _ClassCounts:

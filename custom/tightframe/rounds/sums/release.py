@@ -237,9 +237,8 @@ def columns_summed(setup: JobSetup) -> str | None:
     """
     if setup.layout is not None:
         return "by cell"
-    return (
-        "whole" if setup.job.dataset == table_statistics.TABLE and records_name(setup) is not None else None
-    )
+    of_table = setup.job.dataset == table_statistics.TABLE
+    return "whole" if of_table and records_name(setup) is not None else None
 
 
 def formed_by(setup: JobSetup, schema: Schema, received: Tensors, model: Tensors) -> Formed:
