@@ -100,7 +100,7 @@ def test_a_failed_silos_counts_are_under_the_rules_only_where_the_job_has_them()
     silo: Any = SimpleNamespace(
         class_counts=lambda fold, distinct=False: counts,
         held_counts=lambda: counts,
-        enough_of_class=lambda schema: torch.ones(4, dtype=torch.bool),
+        enough_of_class=lambda: torch.ones(4, dtype=torch.bool),
         min_class_count=5,
         offers_prototypes=True,
         setting=SimpleNamespace(findings=False),
@@ -117,7 +117,7 @@ def test_a_failed_silos_counts_of_findings_are_those_of_both_kinds_of_records() 
         class_counts=lambda fold, distinct=False: counts[:, 0],
         finding_counts=lambda: counts,
         held_counts=lambda: counts.amin(1),
-        enough_of_class=lambda schema: torch.ones(2, dtype=torch.bool),
+        enough_of_class=lambda: torch.ones(2, dtype=torch.bool),
         min_class_count=5,
         offers_prototypes=True,
         setting=SimpleNamespace(findings=True),
@@ -174,7 +174,7 @@ def test_a_sum_over_classes_is_of_those_with_class_sums_or_where_there_are_none_
     """What a silo adds to such a sum and not to sums by class would be the difference of both."""
     silo: Any = SimpleNamespace(
         held_counts=lambda: torch.tensor([9, 4, 0, 7]),
-        enough_of_class=lambda schema: torch.ones(4, dtype=torch.bool),
+        enough_of_class=lambda: torch.ones(4, dtype=torch.bool),
         min_class_count=5,
         offers_prototypes=active,
     )

@@ -23,9 +23,9 @@ from tightframe.learning.few_records import class_parts
 from tightframe.learning.few_records.distinct_rows import DistinctRows, own_rows, row_digests
 from tightframe.learning.few_records.record_values import column_bits, count_values
 from tightframe.learning.model_update import shared_template
-from tightframe.phases import Fold, OwnRows, Schema, Setting
+from tightframe.phases import Fold, OwnRows, Setting
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.few_records.planned import sums_columns, sums_in_training
+from tightframe.rounds.few_records.planned import sums_columns
 from tightframe.rounds.few_records.rule import least_class_values
 from tightframe.rounds.job_checks import STANDARDISE_STD
 from tightframe.rounds.phases.statistics import UNIFORM, WEIGHED, mean_and_deviation, times_in_moments
@@ -123,16 +123,14 @@ class OwnCounts(ABC):
         """Least number of records for each feature whose exact products leave this silo; 0 for no rule."""
         return self.context.policy.records_per_feature
 
-    def enough_of_class(self, schema: Schema) -> torch.Tensor:
-        """Return a mask of the classes of which this silo's records have enough values for a sum, bool (C,).
+    def enough_of_class(self) -> torch.Tensor:
+        """Return a mask of the classes of which this silo's records have enough values, bool (C,).
 
-        Args:
-            schema: of the sum; without sums by class in training all classes pass.
+        Without sums by class in training all classes pass. With them the mask is of all sums of the job: what
+        two sums differ in would be this silo's own.
         """
-        # Moments leave out what sums by class in training do: their difference would be this silo's own sums.
-        ruled = any(sums_in_training(item) or item.over_classes for item in schema.fields)
-        counted = ruled and not self.context.data.synthetic
-        least = least_class_values(self.context.policy, self.setup) if counted else 0
+        synthetic = self.context.data.synthetic
+        least = 0 if synthetic else least_class_values(self.context.policy, self.setup)
         if not least:
             return torch.ones(self.setting.num_classes, dtype=torch.bool)
         rows = self.own_rows()

@@ -68,7 +68,7 @@ def attach(phase: Phase, num_classes: int, *, sums: bool = True) -> Phase:
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         offer = received_offer(received, num_classes)
         view = rider_view(silo)
-        counts = view.held_counts() * view.enough_of_class(phase.schema)
+        counts = view.held_counts() * view.enough_of_class()
         active, least = silo.offers_prototypes, view.min_class_count
         for_method = {name: item for name, item in received.items() if name != OFFERED}
         everything = sums_over_classes(phase.schema) and not bool(offer.any())
@@ -121,7 +121,7 @@ def own_classes(silo: RiderView, schema: Schema, received: Tensors) -> dict[str,
     fields = {item.name: value(item) for item in counts_schema.fields}
     ruled = OFFERED in received  # else the job has no class rules, and a term has all classes
     if ruled:
-        counts = counts * silo.enough_of_class(schema)
+        counts = counts * silo.enough_of_class()
     offer = received_offer(received, len(counts)) if ruled else torch.ones_like(counts).bool()
     own = withhold(
         counts_schema,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
-from tightframe.phases import Schema, SiloView, Tensors
+from tightframe.phases import SiloView, Tensors
 
 if TYPE_CHECKING:
     from tightframe.privacy.events import Event
@@ -62,7 +62,7 @@ class RiderView(SiloView, Protocol):
     def held_counts(self) -> torch.Tensor:
         """Count patients with training records of each class, by which the class rules go: int64 (C,)."""
 
-    def enough_of_class(self, schema: Schema) -> torch.Tensor:
+    def enough_of_class(self) -> torch.Tensor:
         """Return the classes of which this silo's records have enough values for a job's sums, bool (C,)."""
 
     def charge(self, purpose: str, events: Sequence[Event], *, alone: Event | None = None) -> None:
