@@ -43,9 +43,16 @@ def lines(*, stderr: bool = False) -> Console:
     return Terminal(soft_wrap=True, stderr=stderr)
 
 
-def shown(text: str) -> str:
-    """Escape characters of a text that could control a terminal."""
-    return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)
+def shown(text: str, *, breaks: bool = False) -> str:
+    """Escape characters of a text that could control a terminal.
+
+    Args:
+        breaks: keep line breaks.
+    """
+    return "".join(
+        part if part.isprintable() or (breaks and part == "\n") else part.encode("unicode_escape").decode()
+        for part in text
+    )
 
 
 def print_list(out: Console, title: str, sentences: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ the message stays in the log of the process that raised it.
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class TightframeError(Exception):
@@ -171,6 +171,23 @@ class RunError(TightframeError):
     TF-525 an exchange out of the plan's order. TF-526 a total that the silos' flags cannot add up to.
     TF-527 pooled moments that contradict a silo's own.
     """
+
+
+class TooFewError(RunError):
+    """Too few silos in a sum, or too few that contributed to it.
+
+    Attributes:
+        cohort: silos that answered, sorted.
+        failed: silo -> code for the others.
+    """
+
+    code = "TF-501"
+
+    def __init__(
+        self, message: str, cohort: Iterable[str], failed: Mapping[str, str], *, code: str | None = None
+    ) -> None:
+        self.cohort, self.failed = sorted(cohort), dict(failed)
+        super().__init__(message, code=code)
 
 
 REPLACED = "TF-104"

@@ -38,10 +38,11 @@ from tightframe.registry import OBJECT, Named, object_name, offering
 from tightframe.report import writing
 from tightframe.results.files import CHECKPOINT
 from tightframe.results.rows import Row
-from tightframe.rounds.context import STATE, Message, SiloContext
+from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.server.coordinator import Coordinator, Result
 from tightframe.rounds.setup import JobSetup, look_up, options_of, prepare, set_threads
 from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.state_files import STATE
 from tightframe.rounds.sums.common import Accept, Failed
 from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
 from tightframe.rounds.sums.transcripts import ServerIdentity
@@ -299,7 +300,7 @@ def _run(
         raise
     finally:
         for session in sessions.values():
-            session.context.end()
+            session.end()
     if folder is None:
         # Not at once: the log has told where the files are, and a notebook's user goes and looks.
         weakref.finalize(result.outcome, shutil.rmtree, place, ignore_errors=True)

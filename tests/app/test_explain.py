@@ -10,7 +10,7 @@ from tightframe import data, methods, models
 from tightframe.data.contract import Contract
 from tightframe_app.cli import app
 from tightframe_app.explain import errors, options, topics
-from tightframe_app.kept import ANEW
+from tightframe_app.kept_files import ANEW
 
 
 def test_what_is_kept_is_what_the_docstrings_say() -> None:

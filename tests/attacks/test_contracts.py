@@ -23,11 +23,11 @@ from tightframe.data.contract import Contract
 from tightframe.data.table.silo import open_site as open_table
 from tightframe.errors import TightframeError
 from tightframe.rounds.context import SiloContext
+from tightframe.rounds.declaration import Declaration
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.checks import evaluations
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.site_ledger import journal_folder
-from tightframe.rounds.sums.declaration import Declaration
 from tightframe.rounds.sums.parameters import epoch_params
 from tightframe.securesum.messages import Advertisement
 

@@ -30,7 +30,7 @@ from tests.support.securesum.certificates import issue, make_root
 
 from tightframe.config import job_manifest
 from tightframe.config.job import JobConfig, parse_job
-from tightframe.flare.accounts.request import FILES
+from tightframe.config.job_manifest import APP_FILES
 from tightframe.flare.doors import engine, rules
 from tightframe.flare.doors.rules import Role, judge_app
 from tightframe.results.files import CHECKPOINT
@@ -79,7 +79,7 @@ def test_what_people_submit_is_deployed() -> None:
     apps = {name.partition("/")[2] for name in files if "/" in name}
     deployed = zipped(*((name, b"") for name in [*apps, job_manifest.PLACE, *SIGNED]))
     assert judge_app(Role.SITE, deployed) == judge_app(Role.SERVER, deployed) == ""
-    assert {job_manifest.PLACE, *apps, *SIGNED} <= FILES, "two accounts take it, too"
+    assert {job_manifest.PLACE, *apps, *SIGNED} <= APP_FILES, "two accounts take it, too"
     going_on = plain(**{f"config/{CHECKPOINT}": b""})
     assert judge_app(Role.SERVER, going_on) == "" and judge_app(Role.SITE, going_on) != ""
 

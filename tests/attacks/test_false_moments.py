@@ -18,15 +18,7 @@ from tests.support.attacks.malicious_server import Federation, hearts
 
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import RunError
-from tightframe.rounds.phases.statistics import (
-    OWN_MOMENTS,
-    POOLED,
-    SQUARES,
-    SUMS,
-    UNIFORM,
-    VALUES,
-    times_in_moments,
-)
+from tightframe.rounds.moments import OWN_MOMENTS, POOLED, SQUARES, SUMS, UNIFORM, VALUES, times_in_moments
 
 LIAR, COLUMN = "hospital-4", 3
 JOB: dict[str, Any] = {"model_options": {"widths": [32], "standardise": True}}

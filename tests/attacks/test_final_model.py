@@ -61,7 +61,7 @@ def test_what_follows_from_a_false_last_total_is_no_final_model(
     ask_behind_a_false_total(federation, *kinds)
     context = federation.sessions[ASKED].context
     with caplog.at_level(logging.ERROR):
-        context.end()
+        federation.sessions[ASKED].end()
     assert "TF-827" in caplog.text and str(context.run_dir / UNPROVEN) in caplog.text
     assert not [name for name in (MODEL, PERSONAL, LOCAL) if (context.run_dir / name).exists()]
     for place in ("", MODEL, PERSONAL, UNPROVEN, f"{UNPROVEN}/{MODEL}"):
@@ -103,7 +103,7 @@ def test_what_the_closing_proves_is_each_hospitals_final_model(federation: Feder
     federation.sum("personal", 1)
     for session in federation.sessions.values():
         folder = session.context.run_dir
-        session.context.end()
+        session.end()
         assert not (folder / UNPROVEN).exists()
         assert load_model(folder / PERSONAL).card == report_of(folder)
 

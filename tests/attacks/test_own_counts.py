@@ -18,10 +18,10 @@ import pytest
 import torch
 from tests.support.attacks.malicious_server import Federation, Records, hearts
 
+from tightframe.errors import TooFewError
 from tightframe.learning import model_update
 from tightframe.learning.few_records.unit_records import UnitRecords
 from tightframe.rounds import codec
-from tightframe.rounds.sums.common import TooFewError
 
 JOB: dict[str, Any] = {
     "method": "fedrod",

@@ -17,12 +17,13 @@ from tests.support.attacks.malicious_server import Federation, Records
 
 from tightframe.errors import TightframeError
 from tightframe.phases import ServerState
-from tightframe.rounds.context import COMMITTED, NEEDS_STATE, TOLD
+from tightframe.rounds.context import NEEDS_STATE
 from tightframe.rounds.run_state import state_bytes, state_sha256
 from tightframe.rounds.server.collecting import SharedState
 from tightframe.rounds.silo import own_state
 from tightframe.rounds.silo.followed_state import next_state
 from tightframe.rounds.silo.own_state import proposed_in
+from tightframe.rounds.state_files import COMMITTED, TOLD
 from tightframe.rounds.sums.common import SEAL
 from tightframe.securesum import server
 from tightframe.securesum.messages import SumId, TermRequest, Total

@@ -24,9 +24,10 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.arrays import ArrayData
 from tightframe.phases import Cohort, Field
 from tightframe.rounds.codec import unpack
-from tightframe.rounds.context import SALT, SiloContext
+from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.contribute import Contributor
+from tightframe.rounds.state_files import SALT
 from tightframe.rounds.sums.common import Peers
 
 SITES = ("hospital-1", "hospital-2", "hospital-3")

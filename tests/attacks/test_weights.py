@@ -17,9 +17,9 @@ from tests.support.runs import Wire, contexts, coordinator, job, run
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import ContributionError, PolicyError, RunError, SecureSumError
 from tightframe.rounds import codec
+from tightframe.rounds.declaration import Declaration, applied_weights
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums.common import RefusedError
-from tightframe.rounds.sums.declaration import Declaration, applied_weights
 from tightframe.securesum.errors import ReleaseProfileError
 from tightframe.securesum.site.journal import History, Profile, ProfileAccepted, ProfileUsed
 

@@ -29,7 +29,7 @@ from tightframe.data.isic import IsicOptions, IsicSite
 from tightframe.data.isic.folder import IMAGES, FolderData
 from tightframe.data.table.silo import open_site as open_table
 from tightframe.privacy.ledger.entries import DataNoted
-from tightframe.rounds.silo.checks.known_records import fingerprint
+from tightframe.rounds.site_ledger.known_records import fingerprint
 
 Opened = tuple[Any, Any, Any]
 """Records; the same ones, of which what is no record differs; and these with one record more or less."""

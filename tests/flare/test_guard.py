@@ -32,11 +32,11 @@ from tightframe.flare import CODE, MESSAGE, doors, guard
 from tightframe.flare.executor import SiloExecutor
 from tightframe.flare.outgoing import looks_masked
 from tightframe.learning.few_records.products import Products
+from tightframe.rounds.declaration import Declaration
 from tightframe.rounds.few_records import rule
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.common import SECURE
-from tightframe.rounds.sums.declaration import Declaration
 from tightframe.rounds.sums.simulated_identity import simulated_anchor
 from tightframe.rounds.sums.transcripts import ServerIdentity
 from tightframe.securesum.checks import masked_hash

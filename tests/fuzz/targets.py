@@ -45,12 +45,13 @@ from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.report import writing
 from tightframe.results.files import CHECKPOINT
 from tightframe.rounds import checkpoint
-from tightframe.rounds.context import COMMITTED, EARLIER, PROPOSED, SiloContext
+from tightframe.rounds.context import SiloContext
 from tightframe.rounds.server import resume
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import own_state as takeover
 from tightframe.rounds.silo.session import TASKS
+from tightframe.rounds.state_files import COMMITTED, EARLIER, PROPOSED
 from tightframe.securesum.messages import SumId
 from tightframe.securesum.primitives import encode_fields
 from tightframe_app.cli import app

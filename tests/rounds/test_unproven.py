@@ -14,9 +14,10 @@ import pytest
 from tightframe.config.job import parse_job
 from tightframe.results.files import LOCAL, MODEL, NEEDS, UNPROVEN, not_proven
 from tightframe.rounds import unproven
-from tightframe.rounds.context import TOLD, SiloContext
+from tightframe.rounds.context import SiloContext
 from tightframe.rounds.notes import note_verified
 from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.state_files import TOLD
 from tightframe.rounds.unproven import Needs
 from tightframe.securesum.messages import SumId, Total
 

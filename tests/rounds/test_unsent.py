@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tightframe.rounds import unsent
-from tightframe.rounds.context import COMMITTED, EARLIER, PROPOSED, TOLD
+from tightframe.rounds.state_files import COMMITTED, EARLIER, PROPOSED, TOLD
 from tightframe.securesum.errors import ReplayError
 from tightframe.securesum.messages import SumId
 

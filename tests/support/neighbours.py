@@ -202,7 +202,7 @@ def replayed(
         tap.now.charged = _charged(session.context, heard[:-1])
     tap.end()
     tap.before = None
-    session.context.end()
+    session.end()
     return heard
 
 

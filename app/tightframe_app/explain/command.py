@@ -11,7 +11,7 @@ import typer
 from rich.padding import Padding
 
 from tightframe_app import formats
-from tightframe_app.explain import errors, topics
+from tightframe_app.explain import errors, lookup, topics
 from tightframe_app.explain.topics import Topic
 from tightframe_app.screens import console
 
@@ -36,9 +36,9 @@ def explain(
         if re.fullmatch(r"TF-\d+", word, re.IGNORECASE):
             codes.append(_code(word.upper()))
         else:
-            matches += topics.find(word)
+            matches += lookup.find(word)
     if not words:
-        known = (*errors.ENTRIES, *topics.offered(), *topics.ours())
+        known = (*errors.ENTRIES, *lookup.offered(), *topics.ours())
     if form == "json":
         from tightframe_app.outputs import CodeExplained, Explained, TopicExplained
 
@@ -56,7 +56,7 @@ def explain(
 
 def _print_known() -> None:
     """List all topics by kind, and all codes by subject."""
-    out, added = console(WIDTH), topics.offered()
+    out, added = console(WIDTH), lookup.offered()
     out.print("tightframe explain WORD ...: a topic, any value in one (min_sites), or a code")
     for kind, title in topics.KINDS.items():
         names = [*topics.of(kind), *(name for name, other in added.items() if other == kind)]

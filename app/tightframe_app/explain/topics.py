@@ -6,13 +6,11 @@ Ours are kept in ``topics.json`` (``tightframe_app.kept``), those of installed p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import typer
-
-from tightframe_app import kept
+from tightframe_app import kept_files
 
 KEPT = Path(__file__).with_name("topics.json")
 BLOCKS, STATUS, METHODS, MODELS, DATA = "blocks", "status", "methods", "models", "data"
@@ -68,7 +66,7 @@ class Topic:
 @cache
 def of(kind: str) -> Mapping[str, Topic]:
     """Return our topics of a kind, by name; ``BLOCKS`` are a job's and a site's values."""
-    entries = kept.read(KEPT)[kind]
+    entries = kept_files.read(KEPT)[kind]
     return {
         item["name"]: Topic(item["name"], item["about"], tuple(Value(**value) for value in item["values"]))
         for item in entries
@@ -78,47 +76,3 @@ def of(kind: str) -> Mapping[str, Topic]:
 def ours() -> dict[str, Topic]:
     """Return all our topics, by name."""
     return {name: topic for kind in KINDS for name, topic in of(kind).items()}
-
-
-def offered() -> dict[str, str]:
-    """Return name -> kind of the methods, models and data sets that installed packages add."""
-    from importlib.metadata import entry_points
-
-    from tightframe import registry
-
-    groups = {METHODS: registry.METHODS, MODELS: registry.BACKBONES, DATA: registry.DATASETS}
-    return {entry.name: kind for kind, group in groups.items() for entry in entry_points(group=group)}
-
-
-def find(word: str) -> list[Topic]:
-    """Return the topics that a word names, or topics reduced to the value that it names.
-
-    Raises:
-        typer.BadParameter: if there is none, suggesting the closest word.
-    """
-    blocks = of(BLOCKS)
-    if word in blocks:
-        return [blocks[word]]
-    if single := [item for item in (_single(item, word) for item in blocks.values()) if item.values]:
-        return single
-    known = ours()
-    if word in known:
-        return [known[word]]
-    packages = offered()
-    if word in packages:
-        from tightframe_app.explain import options
-
-        return [options.of_package(packages[word], word)]
-    if elsewhere := [item for item in (_single(item, word) for item in known.values()) if item.values]:
-        return elsewhere
-    from tightframe.options import did_you_mean
-
-    values = [value.name for item in blocks.values() for value in item.values]
-    suggestion = did_you_mean(word, [*packages, *known, *values])
-    raise typer.BadParameter(f"no such word as {word!r}: {suggestion}`tightframe explain` lists them all")
-
-
-def _single(item: Topic, word: str) -> Topic:
-    """Return a topic with only the values of a name, which may include its block."""
-    values = [value for value in item.values if f".{value.name}".endswith(f".{word}")]
-    return replace(item, values=tuple(values))

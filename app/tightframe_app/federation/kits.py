@@ -213,7 +213,6 @@ class Kit:
             SiteConfigError: TF-615, if it is not a kit of a site or of the server.
         """
         from tightframe.flare.identity import SERVER_FILE, SITE_FILE
-        from tightframe_app.site.checks.engine import common_name
 
         startup = folder / "startup"
         for file, kind in ((SITE_FILE, "site"), (SERVER_FILE, "server")):
@@ -336,3 +335,21 @@ def own_folder(folder: Path) -> None:
             f"that runs the engine (install -d -m 0700 -o ACCOUNT {quoted(folder)}), or choose another with "
             "--state-dir."
         ) from None
+
+
+def common_name(path: Path) -> str | None:
+    """Return the name in a kit's certificate; None if it cannot be read (see ``site_identity``).
+
+    Args:
+        path: the kit's ``fed_client.json`` or ``fed_server.json``, which names the certificate beside it.
+    """
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        owner = values["client"] if "client" in values else values["servers"][0]
+        certificates = x509.load_pem_x509_certificates((path.parent / owner["ssl_cert"]).read_bytes())
+        return str(certificates[0].subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return None

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tightframe_app import formats
-from tightframe_app import kept as files
+from tightframe_app import formats, kept_files
 from tightframe_app.screens import console, shown
 
 if TYPE_CHECKING:
@@ -123,14 +122,16 @@ def computed(name: str | None, like: str, contract: Path | None = None) -> list[
 
 def kept(name: str | None = None) -> list[Sums]:
     """Return the kept sums of a method, or of all; empty for an unknown name."""
-    entries = [item for item in files.read(KEPT) if name is None or item["name"] == name]
+    entries = [item for item in kept_files.read(KEPT) if name is None or item["name"] == name]
     try:
         return [
             Sums(**{**item, "each_round": tuple(item["each_round"]), "once": tuple(item["once"])})
             for item in entries
         ]
     except (KeyError, TypeError) as error:
-        raise ValueError(f"Expected {KEPT} to be of this code, but it is stale: {files.ANEW}.") from error
+        raise ValueError(
+            f"Expected {KEPT} to be of this code, but it is stale: {kept_files.ANEW}."
+        ) from error
 
 
 def describe(name: str, like: str = LIKE, contract: Path | None = None) -> Sums:

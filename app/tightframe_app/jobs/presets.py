@@ -169,7 +169,7 @@ class Effect:
 
     @property
     def seen(self) -> bool:
-        """Whether at least five seeds show the method ahead, with an interval that excludes zero."""
+        """True if at least five seeds show the method ahead, with an interval that excludes zero."""
         return self.seeds >= 5 and (self.high < 0 if self.measure in ("loss", "spread") else self.low > 0)
 
     @property

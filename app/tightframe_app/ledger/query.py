@@ -11,14 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
+from tightframe.config.profiles import DELTA
 from tightframe_app.screens import console, shown
 from tightframe_app.site.checks.findings import CONFIG_HELP, file_of
 from tightframe_app.site.memory import own_entry, state_dir_of
 
 WIDTH = 110
-DELTA = 1e-5
-"""Delta of epsilon if neither an option nor a policy gives one."""
-
 
 File = Annotated[
     Path | None,
@@ -175,7 +173,7 @@ def ledger_of(file: Path | None, state_dir: Path | None, site: str | None, *, ne
 
 def run_of(ledger: Path) -> Path | None:
     """Return a simulated run's folder at a site, given its ledger of secure sums or charges."""
-    from tightframe.rounds.context import SECURE_FOLDER, STATE
+    from tightframe.rounds.state_files import SECURE_FOLDER, STATE
 
     places = ledger.absolute().parents
     for depth, name in ((2, STATE), (3, SECURE_FOLDER)):
@@ -187,7 +185,7 @@ def run_of(ledger: Path) -> Path | None:
 def charges_beside(ledger: Path) -> Path | None:
     """Return the ledger of charges of a simulated run, given that of its secure sums."""
     from tightframe.privacy.ledger.ledger import ledger_path
-    from tightframe.rounds.context import STATE
+    from tightframe.rounds.state_files import STATE
 
     run = run_of(ledger)
     path = None if run is None else ledger_path(run / STATE, ledger.parent.name)
@@ -197,7 +195,7 @@ def charges_beside(ledger: Path) -> Path | None:
 def ledgers_below(folder: Path) -> list[Path]:
     """Return the ledgers of simulated runs in a site's or simulator's folder, preferably of charges."""
     from tightframe.privacy.ledger.ledger import FILE, FOLDER
-    from tightframe.rounds.context import SECURE_FOLDER, STATE
+    from tightframe.rounds.state_files import SECURE_FOLDER, STATE
 
     for kind in (STATE, f"{SECURE_FOLDER}/*"):
         for depth in ("", "*/", "*/*/"):

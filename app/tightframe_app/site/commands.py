@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from tightframe.errors import SiteConfigError
 from tightframe_app import formats
 from tightframe_app.federation.commands import TRAINING_SOCKET
-from tightframe_app.screens import console, lines
+from tightframe_app.screens import lines, shown
 from tightframe_app.site import models, releases
-from tightframe_app.site.checks.findings import CONFIG_HELP, Finding, Scope, State, file_of
+from tightframe_app.site.checks.findings import CONFIG_HELP, Scope, file_of
+from tightframe_app.site.checks.printed import show_check
 from tightframe_app.site.membership import commands as membership
 
 app = typer.Typer(no_args_is_help=True)
@@ -32,13 +31,6 @@ CUT_OFF = """\
 Job {jobs} runs here. Stopping ends this site's part in it for good, and the job may not be able
 to continue without this site. Its charges to this site's ledger remain."""
 
-REFUSED = """\
-this site will refuse this job as it is: inform the lead. The site's policy, cap and cohort are decisions of
-those who answer for the records, not errors to correct for a job."""
-
-UNNAMED = """\
-this site will refuse this job until whoever answers for the records has named its contract in the entry."""
-
 CUT_OFF_ALL = """\
 Job {jobs} runs here. Stopping the server ends it for all sites; it can go on as a new job
 (tightframe jobs export --resume). Charges to the sites' ledgers remain."""
@@ -49,7 +41,6 @@ has to be killed here has crashed, and is restarted."""
 AGAIN = "systemd will restart it unless its unit says otherwise: run `sudo systemctl stop {unit}` now"
 
 WIDTH = 120
-STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
 @app.command("check")
@@ -95,7 +86,6 @@ def check(
     site has one line and its problems, and a note that several have is there once; --verbose shows all.
     """
     from tightframe_app.jobs import folders as job_folders
-    from tightframe_app.site.checks.all_checks import check_site
 
     scope = Scope(
         _only([*config, *(more or ())]),
@@ -109,32 +99,7 @@ def check(
         progress=out.print if form == "text" else lambda text: None,
         engine_kit=engine_kit,
     )
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for _ in range(2):
-        table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    findings = list(dict.fromkeys(check_site(scope)))  # withdrawn records are checked twice
-    problems = [finding for finding in findings if finding.state == "problem"]
-    refusals = sum(finding.of_job for finding in problems)
-    site_problems = len(problems) - refusals
-    if form == "json":
-        from tightframe_app.outputs import SiteCheck, SiteFinding
-
-        listed = tuple(SiteFinding.model_validate(finding) for finding in findings)
-        formats.show(SiteCheck(valid=not problems, findings=listed))
-        raise typer.Exit(1 if problems else 0)
-    for finding in findings if verbose else in_blocks(findings):
-        table.add_row(Text(finding.state, style=STYLES[finding.state]), finding.area, _shown(finding.text))
-    console(WIDTH).print(table)
-    if site_problems:
-        many = "1 problem: correct it" if site_problems == 1 else f"{site_problems} problems: correct them"
-        out.print(f"{many} before this site takes part")
-    if refusals:
-        unnamed = all(f.text.startswith("TF-614: contract: ") for f in problems if f.of_job)
-        out.print(UNNAMED if unnamed else REFUSED)
-    if site_problems or refusals:
-        raise typer.Exit(1)
-    out.print("no problem was found")
+    show_check(scope, form=form, every_line=verbose)
 
 
 @app.command("stop")
@@ -162,27 +127,27 @@ def stop(
     processes = site_stop.running(opened.folder)
     site_stop.check_owner(processes)
     if when_idle:
-        processes = site_stop.wait_idle(opened.folder, lambda text: out.print(_shown(text)))
+        processes = site_stop.wait_idle(opened.folder, lambda text: out.print(_text(text)))
     if not processes:
         out.print(f"{opened.name}: no process of this kit runs")
         return
     for item in processes:
-        out.print(_shown(f"{opened.name}: {item.described()}"))
+        out.print(_text(f"{opened.name}: {item.described()}"))
     if (unit := site_stop.service(processes)) is not None:
-        out.print(_shown(SERVICE.format(unit=unit)))
+        out.print(_text(SERVICE.format(unit=unit)))
     if names := site_stop.jobs(processes):
         cut_off = CUT_OFF_ALL if opened.kind == "server" else CUT_OFF
-        out.print(_shown(cut_off.format(jobs=", ".join(names))))
+        out.print(_text(cut_off.format(jobs=", ".join(names))))
         if not (yes or _agreed("Stop it?")):
             out.print("nothing was stopped; --when-idle waits for the job's end, --yes does not ask")
             raise typer.Exit(1)
     ended = site_stop.stop(opened.folder, processes, timeout=timeout)
     for item in ended.killed:
-        out.print(_shown(f"did not end in {timeout:g} seconds and was killed: {item.described()}"))
+        out.print(_text(f"did not end in {timeout:g} seconds and was killed: {item.described()}"))
     if unit is not None and any(item.role in ("client", "server") for item in ended.killed):
-        out.print(_shown(AGAIN.format(unit=unit)))
+        out.print(_text(AGAIN.format(unit=unit)))
     for item in ended.left:
-        out.print(_shown(f"still running: {item.described()}; does a service manager restart it?"))
+        out.print(_text(f"still running: {item.described()}; does a service manager restart it?"))
     if ended.left:
         raise typer.Exit(1)
     out.print("stopped: no process of this kit is left")
@@ -221,43 +186,8 @@ def _only(configs: Sequence[Path]) -> Path:
     return file_of(config) or config
 
 
-def in_blocks(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings in one block per site, of a summary and the problems, for a file of several sites."""
-    shown: list[Finding] = []
-    if len(sites := {item.site for item in findings} - {""}) < 2:
-        return list(findings)
-    for finding in findings:
-        if finding.site and any(item.area == finding.site for item in shown):
-            continue
-        if not finding.site:
-            shown.append(finding)
-            continue
-        block = [item for item in findings if item.site == finding.site]
-        counts = {state: sum(item.state == state for item in block) for state in ("problem", "note", "ok")}
-        parts = [
-            f"{number} {word}{'s' if number > 1 and word != 'ok' else ''}"
-            for word, number in counts.items()
-            if number
-        ]
-        state: State = "problem" if counts["problem"] else "ok"
-        rest = "; --verbose shows all" if counts["ok"] else ""
-        shown.append(Finding(finding.site, state, f"{', '.join(parts)}{rest}"))
-        shown += [item for item in block if item.state == "problem"]
-    after = max(place for place, item in enumerate(shown) if item.site or item.area in sites) + 1
-    return [*shown[:after], *_notes(findings), *shown[after:]]
-
-
-def _notes(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the sites' notes, each text once, for a file of several sites."""
-    every = list(dict.fromkeys(item.site for item in findings if item.site))
-    sites: dict[tuple[str, str], list[str]] = {}
-    for item in findings:
-        if item.site and item.state == "note":
-            sites.setdefault((item.area.partition(" of ")[0], item.text), []).append(item.site)
-    return [
-        Finding(area, "note", f"{'all sites' if where == every else ', '.join(where)}: {text}")
-        for (area, text), where in sites.items()
-    ]
+def _text(text: str) -> str:
+    return shown(text, breaks=True)
 
 
 def _agreed(question: str) -> bool:
@@ -267,14 +197,6 @@ def _agreed(question: str) -> bool:
     except typer.Abort:
         out.print()
         return False
-
-
-def _shown(text: str) -> str:
-    """Escape characters of a text that could control a terminal."""
-    return "".join(
-        part if part.isprintable() or part == "\n" else part.encode("unicode_escape").decode()
-        for part in text
-    )
 
 
 @app.command()

@@ -150,7 +150,7 @@ def memory_of(config: Path, site: str | None, kit: Path | None) -> Memory:
     """
     from tightframe.flare.identity import SITE_FILE
     from tightframe.rounds.site_ledger import LedgerPaths
-    from tightframe_app.site.checks.engine import common_name
+    from tightframe_app.federation.kits import common_name
 
     if not config.is_file():
         raise FileNotFoundError(f"Expected the site's configuration at {config}, but there is no such file.")

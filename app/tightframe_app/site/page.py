@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tightframe.config.profiles import DELTA
 from tightframe.errors import TightframeError
 from tightframe.options import meanings
 from tightframe.report.drawing import layout
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from tightframe_app.site.memory import Memory
 
 KIND = "Tightframe: a hospital's own page, for this machine only"
-DELTA = 1e-5
-"""Delta of epsilon if the policy sets none."""
 EVERY = 2.0
 """Seconds between two updates."""
 TAIL = 2**20

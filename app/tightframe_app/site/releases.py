@@ -342,8 +342,8 @@ def _job(memory: Memory, job: str) -> str:
 
 def _withdrew(memory: Memory, job: str) -> bool:
     """Check whether a job began as a withdrawal, by its state at this site."""
-    from tightframe.rounds.context import STATE
     from tightframe.rounds.notes import WITHDRAWS, Notes
+    from tightframe.rounds.state_files import STATE
     from tightframe.rounds.withdrawn_list import NAMES
 
     folder = Path(str(memory.entry.state_dir)) / job / memory.site / STATE

@@ -22,8 +22,8 @@ import psutil
 
 from tightframe.errors import SiteConfigError
 from tightframe.files import quoted
-from tightframe_app.federation.kits import LAUNCHER, PERSON_FILE, Kit, persons_kit
-from tightframe_app.site.checks.engine import common_name, components
+from tightframe_app.federation.kits import LAUNCHER, PERSON_FILE, Kit, common_name, persons_kit
+from tightframe_app.site.checks.engine import components
 
 Role = Literal["script", "client", "server", "service", "job", "child"]
 

@@ -34,6 +34,11 @@ PLACE = "config/tightframe_manifest.json"
 """Path of the manifest in an app's folder."""
 ENGINE_FILES = frozenset((".__nvfl_sig.json", ".__nvfl_submitter.crt"))
 """Files that the engine adds to each folder of a job on submission."""
+_CONFIGURATION = ("config_fed_client.json", "config_fed_server.json")
+APP_FILES = frozenset(
+    {PLACE, *ENGINE_FILES, *(f"config/{name}" for name in (*ENGINE_FILES, *_CONFIGURATION))}
+)
+"""Files of a deployed app without code: configuration, the lead's manifest, the engine's signatures."""
 ROLES = ("lead", "project_admin")
 """Roles in the certificates of users who may submit jobs."""
 TAG = "job-manifest"

@@ -225,6 +225,8 @@ PROFILES: Mapping[Profile, Mapping[str, Any]] = {
         "egress_guard": False,
     },
 }
+DELTA = 1e-5
+"""Delta of epsilon if neither an option nor a policy (``delta_cap``) gives one."""
 NO_LIMIT = frozenset(
     name for name, rule in Rules.model_fields.items() if NoneType in get_args(rule.annotation)
 )

@@ -118,7 +118,7 @@ class SiteEntry(StrictModel):
 
     @property
     def rehearses(self) -> bool:
-        """Whether the entry only tries out a policy on generated records: it has a policy but no records.
+        """True if the entry only tries out a policy on generated records: it has a policy but no records.
 
         Never in production, where an entry must have a ``state_dir``.
         """

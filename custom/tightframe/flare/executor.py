@@ -33,9 +33,10 @@ from tightframe.flare.simulation.simulator import PREVIOUS_RUN
 from tightframe.flare.simulation.workspace import AtWork, check_run
 from tightframe.flare.submitter import job_submitter, signed_submitter
 from tightframe.report import writing
-from tightframe.rounds.context import STATE, SiloContext
+from tightframe.rounds.context import SiloContext
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.site_ledger import journal_folder
+from tightframe.rounds.state_files import STATE
 from tightframe.rounds.sums.simulated_identity import simulated_identity
 from tightframe.securesum.identity import Anchor, KeySigner
 
@@ -103,7 +104,7 @@ class SiloExecutor(Executor):
         except (TightframeError, OSError) as error:  # as at every task before: nothing was kept
             self.logger.debug("nothing to delete at the end: %s", error)
         else:
-            session.context.end()
+            session.end()
 
     def _open(self, fl_ctx: FLContext) -> SiloSession:
         workspace = fl_ctx.get_engine().get_workspace()

@@ -22,9 +22,9 @@ from cryptography.x509.oid import NameOID
 from tightframe.config.job_manifest import ROLES, common_name
 from tightframe.errors import SiteConfigError
 from tightframe.files import quoted
-from tightframe.rounds.sums.simulated_identity import MARK, is_simulated
 from tightframe.securesum.errors import IdentityError
 from tightframe.securesum.identity import Anchor, KeySigner, verify_certificate
+from tightframe.securesum.identity.certificate import MARK, is_simulated
 
 SITE_FILE, SERVER_FILE = "fed_client.json", "fed_server.json"
 _CERTIFICATE, _KEY, _ROOT = "ssl_cert", "ssl_private_key", "ssl_root_cert"

@@ -17,8 +17,8 @@ from cryptography import x509
 
 from tightframe.config.job import NAME
 from tightframe.rounds.context import NEEDS_STATE
+from tightframe.rounds.declaration import Declaration
 from tightframe.rounds.sums.common import SECURE
-from tightframe.rounds.sums.declaration import Declaration
 from tightframe.securesum import messages, reading
 from tightframe.securesum.checks import masked_hash
 from tightframe.securesum.rules import MAX_SITES, MAX_SLOTS

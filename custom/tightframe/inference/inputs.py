@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -24,7 +24,9 @@ from tightframe.data.table import CSV_ENDINGS, PARQUET_ENDINGS, TableSite
 from tightframe.data.table.encoding import features_of
 from tightframe.data.table.sources.rows import read
 from tightframe.errors import ModelError, TightframeError
-from tightframe.inference.model import TrainedModel
+
+if TYPE_CHECKING:
+    from tightframe.inference.model import TrainedModel
 
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff")
 DICOM = (".dcm", ".dicom")

@@ -71,7 +71,7 @@ class TrainedModel:
 
     @cached_property
     def synthetic(self) -> bool:
-        """Whether it was trained on generated records, so that its answers mean nothing for real ones."""
+        """True if it was trained on generated records, so that its answers mean nothing for real ones."""
         return self.card.synthetic
 
     @cached_property
@@ -109,7 +109,7 @@ class TrainedModel:
 
     @property
     def findings(self) -> bool:
-        """Whether the classes are findings, any number of which a record may have."""
+        """True if the classes are findings, any number of which a record may have."""
         return self.setup.dataset.multi_label
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:

@@ -6,15 +6,18 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from tightframe.errors import ModelError
 from tightframe.inference.inputs import Inputs, Problem
-from tightframe.inference.model import TrainedModel
 from tightframe.learning import outputs
 from tightframe.results.words import in_their_case
+
+if TYPE_CHECKING:
+    from tightframe.inference.model import TrainedModel
 
 _FORMULA = frozenset("=+-@\t\r")
 """First characters of a cell that a spreadsheet evaluates."""

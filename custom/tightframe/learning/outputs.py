@@ -1,4 +1,4 @@
-"""What logits mean: classes, of which a record has one, or findings, each of which it has or has not.
+"""Meaning of logits: classes, of which a record has one, or findings, each of which it has or has not.
 
 Which of both, the labels say: classes are (B,), findings (B, K) with 1 where a record has one, 0 where it has
 not, and ``UNKNOWN`` where nobody knows.

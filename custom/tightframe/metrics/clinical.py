@@ -94,7 +94,7 @@ class Scores:
 
     @property
     def told(self) -> bool:
-        """Whether there are enough positives and negatives for their noise."""
+        """True if there are enough positives and negatives for their noise."""
         least = 1.0
         if self.noise is not None:
             least = max(COUNT_FLOOR, DEVIATIONS * self.noise * math.sqrt(self.bins))

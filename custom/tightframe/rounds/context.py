@@ -26,9 +26,10 @@ from tightframe.files import write_atomically
 from tightframe.phases import Fold, OwnRows
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.results.files import TRANSCRIPT, WritePage
+from tightframe.rounds.declaration import EVALUATED, OWN
 from tightframe.rounds.pace import Pace
 from tightframe.rounds.site_ledger import KIT_HEAD, LedgerPaths, SiteLedger
-from tightframe.rounds.sums.declaration import EVALUATED, OWN
+from tightframe.rounds.state_files import FEATURES, PACE, SALT, SECURE_FOLDER, STATE
 from tightframe.securesum.identity import Anchor, Signer
 
 if TYPE_CHECKING:
@@ -38,23 +39,6 @@ if TYPE_CHECKING:
 
 NAMED = 8
 """Most columns that a warning names; it counts the rest."""
-STATE, SECURE_FOLDER = "silo_state", "secure_sum"
-COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
-TOLD = "told.safetensors"
-BEFORE_REQUEST = "before_request"
-"""Folder of these files as they were before a request whose term is not masked yet."""
-START = "start.safetensors"
-PRETRAINED = "pretrained.safetensors"
-"""Weights of the pretrained start that the job names, as the server sent them."""
-REHEARSAL = "rehearsal-"
-"""Prefix of the folder of a first round that a silo trains by itself."""
-FOLLOWED = "followed"
-"""File of the run's state as this silo computed it."""
-DECLARATION = "declaration.json"
-PACE = "pace.json"
-SALT = "salt"
-FEATURES = "features"
-"""Folder of features on the site's disk."""
 Message = dict[str, Any]
 """Content of a message: plain values and bytes."""
 NEEDS_STATE = "needs_state"
@@ -404,15 +388,8 @@ class SiloContext:
         lasting = self.ledger_dir or Path(self.site.state_dir or "")
         return lasting / FEATURES / self.name
 
-    def end(self) -> None:
-        """Delete what the site keeps for this run only; called when the run has ended for any reason.
-
-        The site's log names what cannot be deleted, because it was computed from records, and a final model
-        whose total was not proven.
-        """
-        from tightframe.rounds import unproven
-
-        unproven.end(self)
+    def delete_features(self) -> None:
+        """Delete features that the site keeps for this run only; its log names what cannot be deleted."""
         folder = (self.state_dir or self.run_dir) / FEATURES
         if self.site.feature_cache != "run" or not folder.exists():
             return

@@ -31,11 +31,11 @@ from tightframe.data.base import class_counts
 from tightframe.learning.few_records.record_values import NUMBER_BITS
 from tightframe.learning.one_sum import temperature
 from tightframe.phases import Field, Fold
+from tightframe.rounds.declaration import OWN
 from tightframe.rounds.order import Place
 from tightframe.rounds.phases import personal
 from tightframe.rounds.riders import evaluation
 from tightframe.rounds.setup import JobSetup
-from tightframe.rounds.sums.declaration import OWN
 from tightframe.securesum.errors import EvaluationsError
 from tightframe.securesum.site.journal import PARTS, Evaluated, History, Most, opened
 

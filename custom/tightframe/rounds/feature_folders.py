@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tightframe.files import locked_folder
-from tightframe.rounds.context import FEATURES, REHEARSAL, STATE
+from tightframe.rounds.state_files import FEATURES, REHEARSAL, STATE
 
 SUFFIX = ".safetensors"
 

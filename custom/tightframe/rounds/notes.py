@@ -23,7 +23,7 @@ WITHDRAWS = "withdraws"
 
 @dataclass(frozen=True)
 class Notes:
-    """What a silo noted, word for word, in this job and those that it continues."""
+    """A silo's notes, word for word, of this job and those that it continues."""
 
     words: tuple[str, ...] = ()
 

@@ -311,7 +311,7 @@ class RunPlan:
 
     @functools.cached_property
     def _by_class(self) -> bool:
-        """Whether the job sums by class."""
+        """True if the job sums by class."""
         phases = (*self._setup.statistics_phases(), *self._setup.kinds)
         return any(item.per_class for phase in phases for item in phase.schema.fields)
 

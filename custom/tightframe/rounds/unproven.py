@@ -17,8 +17,9 @@ from typing import Any
 
 from tightframe.files import sync_folder, write_json
 from tightframe.results.files import LOCAL, MODEL, NEEDS, PERSONAL, UNPROVEN
-from tightframe.rounds.context import TOLD, SiloContext
+from tightframe.rounds.context import SiloContext
 from tightframe.rounds.notes import Notes, verified_total
+from tightframe.rounds.state_files import TOLD
 from tightframe.securesum.messages import Total
 
 FILES = (MODEL, PERSONAL, LOCAL)

@@ -13,8 +13,8 @@ from collections.abc import Container
 from pathlib import Path
 
 from tightframe.files import link_over, sync_folder, write_atomically
-from tightframe.rounds.context import BEFORE_REQUEST, COMMITTED, EARLIER, PROPOSED, TOLD
 from tightframe.rounds.notes import read_sum
+from tightframe.rounds.state_files import BEFORE_REQUEST, COMMITTED, EARLIER, PROPOSED, TOLD
 from tightframe.securesum.errors import ReplayError
 from tightframe.securesum.messages import SumId
 

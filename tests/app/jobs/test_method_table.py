@@ -14,7 +14,7 @@ from tightframe.methods import METHODS
 from tightframe.rounds import codec
 from tightframe_app.cli import app
 from tightframe_app.jobs import method_table
-from tightframe_app.kept import ANEW
+from tightframe_app.kept_files import ANEW
 
 
 def test_what_is_kept_is_what_the_code_says() -> None:

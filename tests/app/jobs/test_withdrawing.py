@@ -13,8 +13,8 @@ from tightframe import federation
 from tightframe.config.job import parse_job
 from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
-from tightframe.rounds.context import STATE
 from tightframe.rounds.server import resume
+from tightframe.rounds.state_files import STATE
 from tightframe_app.jobs import folders
 from tightframe_app.site.checks.findings import Scope
 from tightframe_app.site.checks.job import check_history

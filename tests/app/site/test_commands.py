@@ -16,8 +16,8 @@ from tests.support.outputs import checked
 from typer.testing import CliRunner, Result
 
 from tightframe.errors import SiteConfigError, TightframeError
-from tightframe.rounds.context import STATE
 from tightframe.rounds.notes import VERIFIED
+from tightframe.rounds.state_files import STATE
 from tightframe.rounds.sums.revealed import REVEALED
 from tightframe.rounds.sums.vault import locked_ledger, remember
 from tightframe.rounds.withdrawn_list import NAMES

@@ -14,7 +14,7 @@ from tests.support.jobs import SMALL
 from tightframe.phases import Field
 from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.phases.statistics import (
+from tightframe.rounds.moments import (
     MOMENT_BOUND,
     OWN_MOMENTS,
     SQUARES,

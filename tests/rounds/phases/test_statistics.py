@@ -35,6 +35,7 @@ from tightframe.phases import (
     Setting,
     Statistic,
 )
+from tightframe.rounds import moments
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.phases import statistics
 from tightframe.rounds.plan import STATISTICS
@@ -305,7 +306,7 @@ def moments_phase(shape: tuple[int, ...], *, uniform: bool = False) -> Phase:
 def term_of(phase: Phase, silo: Silo) -> list[float]:
     """What a silo adds: the number of values, the first column's sum and sum of squares."""
     made = phase.contribute(silo, {}, {}).tensors  # type: ignore[arg-type]
-    names = (statistics.VALUES, statistics.SUMS, statistics.SQUARES)
+    names = (moments.VALUES, moments.SUMS, moments.SQUARES)
     return [float(made[name].reshape(-1)[0]) for name in names]
 
 
@@ -315,7 +316,7 @@ def test_each_record_counts_as_often_as_it_is_told_to(shape: tuple[int, ...]) ->
     inputs = np.ones(shape) * np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).reshape(6, *[1] * len(shape))
     found = term_of(moments_phase(shape), Silo(inputs.astype(np.float32), times=[2, 0, 1, 0, 0, 3]))
     assert np.array(found) / np.prod(shape) == pytest.approx([6, 2 + 3 + 18, 2 + 9 + 108])
-    assert statistics.times_in_moments(1, 5).tolist() == [5]
+    assert moments.times_in_moments(1, 5).tolist() == [5]
 
 
 @pytest.mark.parametrize("findings", [False, True])
@@ -360,7 +361,7 @@ def test_no_few_records_count_otherwise_than_the_rest_with_uniform_weights(
     records: int, counted: int
 ) -> None:
     """Sums by class at silos of about 1,024 records less moments would be of these few."""
-    times = statistics.times_in_moments(records, statistics.UNIFORM, 5)
+    times = moments.times_in_moments(records, moments.UNIFORM, 5)
     assert int(times.sum()) == counted
     assert all(many == 0 or many >= 5 for many in torch.bincount(times).tolist())
 
@@ -371,8 +372,8 @@ def test_no_more_values_are_pooled_than_public_weights_allow(uniform: bool, most
     phase, cohort = moments_phase((1, 3), uniform=uniform), Cohort(1, {"a": 4.0, "b": 7.0}, 7.0)
     for excess, refused in ((0.0, False), (0.01, True)):
         totals = {
-            statistics.VALUES: np.array(3 * most + excess),
-            **{name: np.ones(1) for name in (statistics.SUMS, statistics.SQUARES)},
+            moments.VALUES: np.array(3 * most + excess),
+            **{name: np.ones(1) for name in (moments.SUMS, moments.SQUARES)},
         }
         if refused:
             with pytest.raises(RunError, match=r"^TF-526: "):

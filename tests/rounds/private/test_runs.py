@@ -39,15 +39,16 @@ from tightframe.privacy.ledger.entries import Charge, DatasetError, TamperError
 from tightframe.privacy.releases.class_sums_plan import ClassSumsConfig
 from tightframe.privacy.training import portions
 from tightframe.rounds import site_ledger
-from tightframe.rounds.context import DECLARATION, SiloContext
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.declaration import Declaration
 from tightframe.rounds.riders import noisy_sums
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import private_view
 from tightframe.rounds.silo.budget import Budget
-from tightframe.rounds.silo.checks.known_records import fingerprint
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.silo.view import RequestedSum
-from tightframe.rounds.sums.declaration import Declaration
+from tightframe.rounds.site_ledger.known_records import fingerprint
+from tightframe.rounds.state_files import DECLARATION
 from tightframe.rounds.sums.plain import PlainServer
 from tightframe.rounds.sums.simulated_identity import simulated_identity, simulated_root_pem
 

@@ -14,7 +14,7 @@ from tightframe.errors import ContributionError
 from tightframe.learning.one_sum import temperature
 from tightframe.learning.one_sum.temperature import KNOWN
 from tightframe.phases import ADMITTED, Cohort, Contribution, Field, Phase, Schema
-from tightframe.rounds.phases.statistics import SUMS
+from tightframe.rounds.moments import SUMS
 from tightframe.rounds.riders import class_rules
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.revealed import REVEALED

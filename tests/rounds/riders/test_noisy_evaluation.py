@@ -26,7 +26,8 @@ from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian
 from tightframe.privacy.ledger.entries import Charge
 from tightframe.privacy.releases import evaluation_totals
-from tightframe.rounds.context import DECLARATION, SiloContext
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.declaration import Declaration
 from tightframe.rounds.plan import CLOSING
 from tightframe.rounds.riders import evaluation, failures, noisy_evaluation
 from tightframe.rounds.riders.noisy_evaluation import with_noise
@@ -35,7 +36,7 @@ from tightframe.rounds.setup import JobSetup, prepare
 from tightframe.rounds.silo import private_view as private_silo
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.silo.view import LocalSilo
-from tightframe.rounds.sums.declaration import Declaration
+from tightframe.rounds.state_files import DECLARATION
 from tightframe.rounds.sums.simulated_identity import simulated_identity
 
 SITES = ["site-1", "site-2", "site-3", "site-4"]

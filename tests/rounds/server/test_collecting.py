@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tightframe.config.job import JobConfig, parse_job
-from tightframe.errors import ContributionError
+from tightframe.errors import ContributionError, TooFewError
 from tightframe.phases import Field, Phase, Schema, ServerState
 from tightframe.results.parts.dropouts import Lost
 from tightframe.results.status import Status
@@ -24,7 +24,7 @@ from tightframe.rounds.plan import Exchange
 from tightframe.rounds.run_state import state_bytes
 from tightframe.rounds.server.collecting import Collector, SharedState, enroll
 from tightframe.rounds.server.coordinator import Coordinator
-from tightframe.rounds.sums.common import Accept, Collected, Enrolled, RefusedError, TooFewError
+from tightframe.rounds.sums.common import Accept, Collected, Enrolled, RefusedError
 
 SILOS = ("a", "b", "c", "d")
 SCHEMA = Schema((Field("counts", (2,), ring=64, bound=100.0, bits=0, static=True),))

@@ -26,12 +26,13 @@ from tightframe.privacy import accounting
 from tightframe.privacy.ledger.entries import Charge
 from tightframe.results.files import CHECKPOINT
 from tightframe.results.rows import Row
-from tightframe.rounds.context import PACE, REHEARSAL, SiloContext
+from tightframe.rounds.context import SiloContext
 from tightframe.rounds.notes import RESUMED, VERIFIED, Notes, note_verified
 from tightframe.rounds.server import resume
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.silo import own_state as state
 from tightframe.rounds.silo.own_state import SiloStateStore
+from tightframe.rounds.state_files import PACE, REHEARSAL
 from tightframe.rounds.sums.secure_server import SecureSums
 from tightframe.securesum import transcript
 from tightframe.securesum.identity import Anchor

@@ -29,7 +29,7 @@ from tightframe.rounds import site_ledger
 from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.budget import Budget
-from tightframe.rounds.silo.checks.known_records import check_records, fingerprint, note_records
+from tightframe.rounds.site_ledger.known_records import check_records, fingerprint, note_records
 
 PRIVATE = job(weights="uniform", privacy={"epsilon": 8.0, "noise_multiplier": 3.0, "evaluation": "noisy"})
 SMALL, LARGE = Gaussian(6.0), Gaussian(0.6)

@@ -15,7 +15,11 @@ from tests.support.runs import contexts, job
 
 from tightframe.errors import RunError
 from tightframe.privacy.ledger.entries import LostError
-from tightframe.rounds.context import (
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.notes import RESUMED, VERIFIED, WITHDRAWS, Notes, summed_word
+from tightframe.rounds.silo import own_state
+from tightframe.rounds.silo.own_state import LOST, RUN, TOOK_PART, SiloStateStore, begin
+from tightframe.rounds.state_files import (
     BEFORE_REQUEST,
     COMMITTED,
     DECLARATION,
@@ -26,11 +30,7 @@ from tightframe.rounds.context import (
     SALT,
     START,
     TOLD,
-    SiloContext,
 )
-from tightframe.rounds.notes import RESUMED, VERIFIED, WITHDRAWS, Notes, summed_word
-from tightframe.rounds.silo import own_state
-from tightframe.rounds.silo.own_state import LOST, RUN, TOOK_PART, SiloStateStore, begin
 from tightframe.rounds.withdrawn_list import LIST, LIST_LOCK, NAMES
 from tightframe.securesum.messages import SumId
 from tightframe.securesum.site.journal import Advertised, Revealed, SlotUsed, StateMasked, StateSummed

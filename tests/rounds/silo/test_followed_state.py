@@ -16,13 +16,13 @@ from tests.rounds.test_run_state import WEIGHTS, job, made_total
 from tightframe.errors import RunError
 from tightframe.files import append_durably
 from tightframe.phases import ServerState
-from tightframe.rounds.context import FOLLOWED, PRETRAINED
 from tightframe.rounds.notes import RESUMED, VERIFIED, note_verified
 from tightframe.rounds.run_state import start_state, state_bytes, state_sha256
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.silo import followed_state
 from tightframe.rounds.silo.followed_state import FollowedState, next_state
 from tightframe.rounds.silo.own_state import NeedsStateError
+from tightframe.rounds.state_files import FOLLOWED, PRETRAINED
 from tightframe.securesum.messages import SumId, Total
 
 WIDTHS = {"widths": [8, 8]}

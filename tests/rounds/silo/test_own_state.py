@@ -20,12 +20,13 @@ from tightframe.federation import LocalTransport
 from tightframe.files import append_durably
 from tightframe.learning.model_update import initial_model
 from tightframe.phases import Cohort, Contribution, Field, Method, Phase, Schema, ServerState
-from tightframe.rounds.context import TOLD, Message, SiloContext
+from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.notes import RESUMED, VERIFIED, Notes, note_verified
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.own_state import SiloStateStore, begin, confirm_told
 from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.state_files import TOLD
 from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
 from tightframe.rounds.sums.transcripts import ServerIdentity
 from tightframe.securesum.messages import SumId

@@ -17,12 +17,13 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry
 from tightframe.files import locked_folder
 from tightframe.privacy.ledger.ledger import ledger_path
-from tightframe.rounds.context import REHEARSAL, SiloContext
+from tightframe.rounds.context import SiloContext
 from tightframe.rounds.riders import failures
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import rehearsal
 from tightframe.rounds.silo.rehearsal import rehearse
 from tightframe.rounds.silo.view import RequestedSum
+from tightframe.rounds.state_files import REHEARSAL
 
 NAMES = ("hospital-1", "hospital-2", "hospital-3", "hospital-4")
 CPU = torch.device("cpu")

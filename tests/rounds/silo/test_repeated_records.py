@@ -20,12 +20,12 @@ from tightframe.config.site import SiteEntry, open_data
 from tightframe.learning.few_records.products import Sizes
 from tightframe.learning.few_records.unit_records import UnitRecords
 from tightframe.rounds.context import SiloContext
+from tightframe.rounds.declaration import Declaration
 from tightframe.rounds.riders import class_rules
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.checks.enrolment import check_layers, own_records
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.silo.view import LocalSilo
-from tightframe.rounds.sums.declaration import Declaration
 
 EICU: dict[str, Any] = {
     **SMALL,

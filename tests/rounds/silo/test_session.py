@@ -16,14 +16,15 @@ from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
 from tightframe.errors import ContributionError, DataError, JobError, PolicyError, RunError, SecureSumError
 from tightframe.learning.few_records.products import Sizes
-from tightframe.rounds.context import DECLARATION, NEEDS_STATE
+from tightframe.rounds.context import NEEDS_STATE
+from tightframe.rounds.declaration import Declaration
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import contribute
 from tightframe.rounds.silo import session as module
 from tightframe.rounds.silo.own_state import NeedsStateError
 from tightframe.rounds.silo.session import TASKS, SiloSession
+from tightframe.rounds.state_files import DECLARATION
 from tightframe.rounds.sums.common import SEAL, Peers
-from tightframe.rounds.sums.declaration import Declaration
 from tightframe.rounds.sums.parameters import epoch_params
 from tightframe.rounds.sums.secure_silo import SecureSite
 from tightframe.securesum.messages import SumId, Total

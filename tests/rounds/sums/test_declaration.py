@@ -15,8 +15,8 @@ from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
 from tightframe.data.contract import MAX_FINDINGS
 from tightframe.errors import ContributionError, RunError
+from tightframe.rounds.declaration import Declaration, public_weight
 from tightframe.rounds.silo.session import SiloSession
-from tightframe.rounds.sums.declaration import Declaration, public_weight
 from tightframe.securesum import messages
 
 GOOD = Declaration(

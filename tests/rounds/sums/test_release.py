@@ -20,7 +20,7 @@ from tightframe.learning.one_sum.temperature import KNOWN, field
 from tightframe.methods import METHODS
 from tightframe.phases import CLASS_COUNTS, Field, Schema
 from tightframe.rounds.job_checks import HEAD_OPTIONS
-from tightframe.rounds.phases.statistics import COUNTS
+from tightframe.rounds.moments import COUNTS
 from tightframe.rounds.riders.class_rules import IN_LOSSES, IN_MOMENTS, IN_PRODUCTS, sums_by_class
 from tightframe.rounds.riders.class_rules import STATE as HOLDERS
 from tightframe.rounds.setup import JobSetup, prepare

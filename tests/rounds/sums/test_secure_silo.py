@@ -14,9 +14,9 @@ from tests.support.attacks.malicious_server import NOW, ROOT, Federation, Record
 from tightframe.errors import SecureSumError, TightframeError
 from tightframe.learning.few_records.products import Sizes
 from tightframe.rounds import codec
-from tightframe.rounds.context import BEFORE_REQUEST
+from tightframe.rounds.declaration import Declaration
+from tightframe.rounds.state_files import BEFORE_REQUEST
 from tightframe.rounds.sums.common import Encoded
-from tightframe.rounds.sums.declaration import Declaration
 from tightframe.rounds.sums.parameters import schema_name
 from tightframe.rounds.sums.release import DECLARED, OWN_WEIGHT
 from tightframe.rounds.sums.secure_silo import SecureSite

@@ -14,15 +14,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from tests.support.securesum.certificates import AT, issue, make_root
 
 from tightframe.errors import SiteConfigError
-from tightframe.rounds.sums.simulated_identity import (
-    MARK,
-    is_simulated,
-    simulated_anchor,
-    simulated_identity,
-    simulated_root_pem,
-)
+from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity, simulated_root_pem
 from tightframe.securesum.errors import IdentityError
 from tightframe.securesum.identity import Anchor, KeySigner, verify_certificate, verify_signature
+from tightframe.securesum.identity.certificate import MARK, is_simulated
 from tightframe.securesum.primitives import encode_fields
 
 MESSAGE = encode_fields("test", "message")

@@ -26,14 +26,15 @@ from tightframe.data.heart import HeartOptions
 from tightframe.data.heart.twin import open_twin
 from tightframe.rounds import codec
 from tightframe.rounds.codec import integer_totals
-from tightframe.rounds.context import NEEDS_STATE, STATE, SiloContext
+from tightframe.rounds.context import NEEDS_STATE, SiloContext
+from tightframe.rounds.declaration import Declaration, applied_weights
 from tightframe.rounds.run_state import state_bytes
 from tightframe.rounds.server.collecting import SharedState
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.followed_state import next_state
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.site_ledger import journal_folder
-from tightframe.rounds.sums.declaration import Declaration, applied_weights
+from tightframe.rounds.state_files import STATE
 from tightframe.rounds.sums.parameters import epoch_params, schema_name
 from tightframe.securesum import messages, server
 from tightframe.securesum.identity import Anchor, KeySigner, Verifier

@@ -29,15 +29,8 @@ from tightframe.phases import Cohort, Contribution, Field, Group, Phase, Schema,
 from tightframe.privacy.ledger.entries import Remembered
 from tightframe.results.files import MODEL, PERSONAL
 from tightframe.rounds import codec, unproven
-from tightframe.rounds.context import (
-    BEFORE_REQUEST,
-    COMMITTED,
-    FOLLOWED,
-    NEEDS_STATE,
-    PROPOSED,
-    TOLD,
-    Message,
-)
+from tightframe.rounds.context import NEEDS_STATE, Message
+from tightframe.rounds.declaration import Declaration
 from tightframe.rounds.notes import VERIFIED
 from tightframe.rounds.order import Place, place_of
 from tightframe.rounds.pace import Pace
@@ -49,8 +42,8 @@ from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.followed_state import FollowedState, next_state
 from tightframe.rounds.silo.own_state import SiloStateStore, begin, confirm_told
 from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.state_files import BEFORE_REQUEST, COMMITTED, FOLLOWED, PROPOSED, TOLD
 from tightframe.rounds.sums.common import SEAL, SECURE, Encoded, Peers
-from tightframe.rounds.sums.declaration import Declaration
 from tightframe.rounds.sums.secure_silo import SecureSite
 from tightframe.rounds.sums.vault import Vault
 from tightframe.securesum import rules, shamir, site

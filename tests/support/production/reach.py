@@ -14,7 +14,7 @@ from tests.support.production.spy.sitecustomize import noted
 
 from tightframe import data
 from tightframe.data.base import class_counts
-from tightframe.rounds.context import SALT
+from tightframe.rounds.state_files import SALT
 
 DATASET = "fed_isic2019"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tightframe.errors import SiteConfigError
+from tightframe_app.federation.kits import common_name
 from tightframe_app.site.checks.findings import Finding, Scope, State
 
 GUARD = "tightframe.flare.guard.EgressGuard"
@@ -54,24 +55,6 @@ def _validity(what: str, der: bytes) -> list[Finding]:
     if ends - now < RENEW:
         return [Finding("identity", "note", f"{text}: ask for a new kit in time")]
     return [Finding("identity", "ok", text)]
-
-
-def common_name(path: Path) -> str | None:
-    """Return the name in a kit's certificate; None if it cannot be read (see ``site_identity``).
-
-    Args:
-        path: the kit's ``fed_client.json`` or ``fed_server.json``, which names the certificate beside it.
-    """
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        owner = values["client"] if "client" in values else values["servers"][0]
-        certificates = x509.load_pem_x509_certificates((path.parent / owner["ssl_cert"]).read_bytes())
-        return str(certificates[0].subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
-        return None
 
 
 def _central(scope: Scope) -> bool:

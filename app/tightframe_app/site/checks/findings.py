@@ -69,7 +69,7 @@ class Scope:
 
     @property
     def real(self) -> bool:
-        """Whether it checks a site of production, as a file beside a kit is, even if not all is ready."""
+        """True if it checks a site of production, as a file beside a kit is, even if not all is ready."""
         return self.production or self.startup is not None
 
     @property

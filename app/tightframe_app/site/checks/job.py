@@ -39,7 +39,8 @@ from tightframe.privacy.ledger.entries import DatasetError, Entry, LedgerError, 
 from tightframe.privacy.ledger.store import read_secret
 from tightframe.results.words import SUMS, described, plural
 from tightframe.rounds import run_state
-from tightframe.rounds.context import STATE, SiloContext
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.declaration import public_weight
 from tightframe.rounds.few_records import rule
 from tightframe.rounds.privacy_plan import HIDDEN, noise_of_scores
 from tightframe.rounds.setup import JobSetup, prepare
@@ -56,10 +57,10 @@ from tightframe.rounds.silo.checks.enrolment import (
     refused_at_first,
     sizes_alike,
 )
-from tightframe.rounds.silo.checks.known_records import check_records
 from tightframe.rounds.site_ledger import LedgerPaths, journal_folder
+from tightframe.rounds.site_ledger.known_records import check_records
+from tightframe.rounds.state_files import STATE
 from tightframe.rounds.sums.common import package_errors
-from tightframe.rounds.sums.declaration import public_weight
 from tightframe.rounds.sums.release import COLUMNS, SUMMED
 from tightframe.rounds.sums.vault import read_journal
 from tightframe.securesum.site.journal import CohortAccepted, StaticMasked, StaticOpened, opened

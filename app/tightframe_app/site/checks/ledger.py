@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tightframe.config.profiles import DELTA
 from tightframe.config.site import SiteEntry
 from tightframe.errors import SiteConfigError, TightframeError
 from tightframe.files import quoted
@@ -19,7 +20,6 @@ from tightframe.privacy.ledger.rules import events_of
 from tightframe.results.words import rounded_down
 from tightframe.rounds.site_ledger import LedgerPaths, describe_loss, read_contents
 from tightframe.rounds.site_ledger.keys import signature_check, trusted_roots
-from tightframe_app.ledger.query import DELTA
 from tightframe_app.site.checks.findings import Finding, Scope, State
 
 AREA = "ledger"

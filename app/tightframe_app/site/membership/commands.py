@@ -143,10 +143,11 @@ def _finish(answer: Answer, output: Path | None, fingerprint: str | None, option
         _say(f"{written} is there already, and was not changed")
     _say(f"state  {joining.state_folder(who, folder, settings)}: it outlives every job; back it up")
     if opened.kind == "site":
-        from tightframe_app.site.commands import check
+        from tightframe_app.site.checks.findings import Scope
+        from tightframe_app.site.checks.printed import show_check
 
         _say(f"pin    {who.name}={opened.pin()}, for the other hospitals")
-        check([written], None, True, None, None, None, True, None, False)
+        show_check(Scope(written, production=True, progress=out.print))
     _say(f"start it:  tightframe site start {quoted(place)}")
 
 

@@ -56,7 +56,7 @@ class Settings(StrictModel):
 
     @property
     def said(self) -> bool:
-        """Whether anything is set."""
+        """True if anything is set."""
         return bool(self.model_dump(exclude_none=True))
 
 

@@ -14,7 +14,9 @@ import io
 import logging
 import math
 import stat
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -82,6 +84,24 @@ def read(path: Path, picture: Picture) -> Pixels:
     if not head:
         raise UnfitError("an empty file")
     return _decoded(_volume if picture.dimensions == 3 else _flat, path, head, picture)
+
+
+def read_one(path: Path, picture: Picture) -> Pixels:
+    """Return a file's pixels in the contract's size, (*size, channels), for use of a model.
+
+    Raises:
+        UnfitError: TF-206, as in training.
+    """
+    with quiet():
+        return np.moveaxis(fitted(read(path, picture), picture), 0, -1)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep back the warnings of decoders, which have values of a file in them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def head_of(path: Path) -> bytes:

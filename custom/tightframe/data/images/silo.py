@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -18,7 +16,7 @@ from numpy.typing import NDArray
 from tightframe.data.contract import MultiLabel
 from tightframe.data.images import ImagesOptions, ImagesSite
 from tightframe.data.images.contract import Picture, PictureContract
-from tightframe.data.images.files import Pixels, UnfitError, fitted, read
+from tightframe.data.images.files import UnfitError, fitted, quiet, read
 from tightframe.data.looks import Pictured, Waves, waves_of
 from tightframe.data.table.encoding import Encoded, Faults, Finding, check_mapping, encode
 from tightframe.data.table.silo import TableData, divided, refuse_broken
@@ -191,14 +189,6 @@ def place_of(text: str, root: Path) -> Path:
     return place
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep back the warnings of decoders, which have values of a file in them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def _all_pixels(paths: Cells, picture: Picture, root: Path) -> tuple[NDArray[np.uint8], EachWaves, Faults]:
     """Return the pixels of all rows, (n, channels, *size), the waves of the files' own, and the faults."""
     folder = root.resolve()
@@ -234,13 +224,3 @@ def _all_pixels(paths: Cells, picture: Picture, root: Path) -> tuple[NDArray[np.
             if rule is not None:
                 faults.setdefault(rule, []).append(row)
     return pixels, waves, {rule: sorted(rows) for rule, rows in faults.items()}
-
-
-def read_one(path: Path, picture: Picture) -> Pixels:
-    """Return a file's pixels in the contract's size, (*size, channels), for use of a model.
-
-    Raises:
-        UnfitError: TF-206, as in training.
-    """
-    with quiet():
-        return np.moveaxis(fitted(read(path, picture), picture), 0, -1)

@@ -7,8 +7,8 @@ import numpy as np
 from tightframe.data.contract import Column
 from tightframe.data.images import ImagesSite
 from tightframe.data.images.contract import PictureContract
-from tightframe.data.images.files import read
-from tightframe.data.images.silo import encoded_records, place_of, quiet
+from tightframe.data.images.files import quiet, read
+from tightframe.data.images.silo import encoded_records, place_of
 from tightframe.data.table.encoding import check_mapping
 from tightframe.data.table.summary import Description, description, grouped, summary_of
 

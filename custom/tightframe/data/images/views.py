@@ -135,7 +135,7 @@ def form(options: Any) -> PictureForm:
 
 
 def _read(picture: Picture, path: Path) -> Pixels:
-    from tightframe.data.images.silo import read_one
+    from tightframe.data.images.files import read_one
 
     return read_one(path, picture)
 

@@ -28,9 +28,9 @@ from nvflare.apis.job_launcher_spec import (
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.process_launcher import JOB_RETURN_CODE_MAPPING
 
+from tightframe.config.job_manifest import APP_FILES
 from tightframe.flare.accounts.permissions import Account
 from tightframe.flare.accounts.request import (
-    FILES,
     KILL,
     MAX_MESSAGE,
     SOCKET,
@@ -177,7 +177,7 @@ def _request(job_meta: dict[str, Any], fl_ctx: FLContext) -> Start:
     certificate = Path(workspace.get_file_path_in_startup(str(config.get("ssl_cert", "client.crt"))))
     app = Path(workspace.get_app_dir(job))
     files = {str(one.relative_to(app)): one for one in sorted(app.rglob("*")) if not one.is_dir()}
-    if strange := sorted(set(files) - FILES):
+    if strange := sorted(set(files) - APP_FILES):
         raise AccountError(
             f"Expected a job of configuration files alone, as two accounts require, but got {strange[:5]}."
         )

@@ -19,7 +19,7 @@ from typing import Annotated, Any, NoReturn
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from tightframe.config.job_manifest import ENGINE_FILES, PLACE
+from tightframe.config.job_manifest import APP_FILES
 from tightframe.errors import TightframeError
 from tightframe.files import each_once
 from tightframe.options import StrictModel
@@ -32,9 +32,6 @@ MAX_MESSAGE = 4 * 2**20
 """Size of the largest message, in bytes: a job folder is configuration of a few KiB."""
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CREDENTIAL = re.compile(r"[A-Za-z0-9+/=_.:-]{1,4096}")
-_CONFIGURATION = ("config_fed_client.json", "config_fed_server.json")
-FILES = frozenset({PLACE, *ENGINE_FILES, *(f"config/{name}" for name in (*ENGINE_FILES, *_CONFIGURATION))})
-"""Files of a deployed app without code: configuration, the lead's manifest, the engine's signatures."""
 META = frozenset(
     {"job_id", "name", "job_clients", "scope", "submitter_name", "submitter_org", "submitter_role", "study"}
 )
@@ -61,7 +58,7 @@ def _matches(pattern: re.Pattern[str], what: str) -> AfterValidator:
 
 
 def _known_files(files: dict[str, bytes]) -> dict[str, bytes]:
-    if strange := set(files) - FILES:
+    if strange := set(files) - APP_FILES:
         raise ValueError(f"Expected only files of a job without code, but got {len(strange)} others")
     return files
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tightframe.flare.accounts.request import FILES
+from tightframe.config import job_manifest
 
 TESTED = ("2.9.0",)
 """Versions of the engine in which every topic was listed and tried."""
@@ -191,8 +191,8 @@ COMMANDS = frozenset(
 )
 """Commands of the server that a run needs at a site. All others are removed from the process."""
 APP_FILES: Mapping[Role, frozenset[str]] = {
-    Role.SITE: FILES,
-    Role.SERVER: FILES | {"config/checkpoint.safetensors"},
+    Role.SITE: job_manifest.APP_FILES,
+    Role.SERVER: job_manifest.APP_FILES | {"config/checkpoint.safetensors"},
 }
 """Files that a deployed app may contain, relative to its folder. Others could act as engine configuration.
 

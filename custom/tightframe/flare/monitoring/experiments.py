@@ -22,7 +22,7 @@ EXPERIMENT = "tightframe"
 _MOST = 500
 """Values of one message; MLflow takes 1000."""
 _STRANGE = re.compile(r"[^\w\-. :/]")
-"""What MLflow refuses in a name."""
+"""Characters that MLflow refuses in a name."""
 
 
 class OneRun(MLflowReceiver):

@@ -205,7 +205,7 @@ class Products:
 
     @property
     def name(self) -> str:
-        """What is summed, in words."""
+        """Name of the sums, for messages."""
         return f"products of {self.width} features"
 
     @property
@@ -282,12 +282,12 @@ class Units:
 
     @property
     def name(self) -> str:
-        """What is summed, in words."""
+        """Name of the sums, for messages."""
         return f"layers of {self.width} units, or inputs by rounds, trained"
 
     @property
     def where(self) -> str:
-        """What the first layer is on, in words."""
+        """Place of the first layer, for messages."""
         return f"the first on {self.inputs} numbers of a record" if self.inputs else "behind convolutions"
 
     @property
@@ -335,7 +335,7 @@ class ClassSums:
 
     @property
     def name(self) -> str:
-        """What is summed, in words."""
+        """Name of the sums, for messages."""
         return f"sums of {self.width} features by class"
 
     def allowed(self, values: float, factor: int) -> bool:

@@ -26,8 +26,8 @@ STEPS_A_DECADE, SMALLEST, LARGEST = 4, -6, 3
 """Grid of the ridge weight: decades of the mean eigenvalue of G."""
 RIDGE_NOISE = 1.0
 SCATTER_NOISE = (0.4, 5.0)
-"""What ridge weight and covariance get of the spectral norm of G's noise, the latter also of its square over
-the trace; chosen on digits, in other splits than those of the benchmarks (docs/decisions.md)."""
+"""Shares of the spectral norm of G's noise that ridge weight and covariance get, the latter also of its
+square over the trace; chosen on digits, in other splits than those of the benchmarks (docs/decisions.md)."""
 FLAT = 1e-6
 """Relative difference of two criteria that counts as none."""
 

@@ -14,7 +14,7 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -23,8 +23,11 @@ from safetensors.torch import load, save
 from tightframe import __version__
 from tightframe.files import write_atomically
 from tightframe.phases import Fold
-from tightframe.rounds.context import FEATURES, SiloContext
 from tightframe.rounds.feature_folders import SUFFIX
+from tightframe.rounds.state_files import FEATURES
+
+if TYPE_CHECKING:
+    from tightframe.rounds.context import SiloContext
 
 _HEADER = 8
 """Bytes of a safetensors file that hold the length of its JSON header."""

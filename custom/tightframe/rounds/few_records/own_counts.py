@@ -25,19 +25,19 @@ from tightframe.learning.few_records.record_values import column_bits, count_val
 from tightframe.learning.model_update import shared_template
 from tightframe.phases import Fold, OwnRows, Setting
 from tightframe.rounds.context import SiloContext
+from tightframe.rounds.declaration import EVALUATED
 from tightframe.rounds.few_records.planned import sums_columns
 from tightframe.rounds.few_records.rule import least_class_values
 from tightframe.rounds.job_checks import STANDARDISE_STD
-from tightframe.rounds.phases.statistics import UNIFORM, WEIGHED, mean_and_deviation, times_in_moments
+from tightframe.rounds.moments import UNIFORM, WEIGHED, mean_and_deviation, times_in_moments
 from tightframe.rounds.setup import JobSetup
-from tightframe.rounds.sums.declaration import EVALUATED
 
 
 class OwnCounts(ABC):
     """The counting half of a silo's view (``rounds.silo.view.LocalSilo``).
 
     Attributes:
-        pooled: moments of inputs in the state of the sum, see ``rounds.phases.statistics.packed``; None
+        pooled: moments of inputs in the state of the sum, see ``rounds.moments.packed``; None
             without any.
         weight: this silo's public weight in the sum.
         withhold: folds that a withdrawal no longer evaluates, as this site's limits leave no room.

@@ -10,7 +10,7 @@ from tightframe.learning.few_records.products import ClassSums, Products
 from tightframe.learning.model_update import shared_template, shared_width
 from tightframe.models.frozen import is_frozen
 from tightframe.phases import Field, Schema
-from tightframe.rounds.phases.statistics import SQUARES, SUMS
+from tightframe.rounds.moments import SQUARES, SUMS
 from tightframe.rounds.riders.class_rules import fields, sums_by_class
 from tightframe.rounds.setup import JobSetup
 

@@ -38,8 +38,8 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
-from tightframe.rounds.phases.statistics import COUNTS as FINDINGS
-from tightframe.rounds.phases.statistics import SUMS
+from tightframe.rounds.moments import COUNTS as FINDINGS
+from tightframe.rounds.moments import SUMS
 from tightframe.rounds.riders.view import RiderView, rider_view
 
 HOLDERS = "classes/holders"

@@ -45,10 +45,10 @@ from tightframe.results.parts.evaluation import (
     OneAnswer,
     Rule,
 )
+from tightframe.rounds.declaration import EVALUATED, OWN
 from tightframe.rounds.riders import failures
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 from tightframe.rounds.riders.view import RiderView, rider_view
-from tightframe.rounds.sums.declaration import EVALUATED, OWN
 
 FOLDS = EVALUATED
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]

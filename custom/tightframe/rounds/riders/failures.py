@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from tightframe.config.job import JobConfig
-from tightframe.errors import REASONS, RunError, TightframeError
+from tightframe.errors import REASONS, RunError, TightframeError, TooFewError
 from tightframe.learning.halves import NORMALISER
 from tightframe.learning.model_update import BROADCAST, BUFFER, TRAINING
 from tightframe.learning.one_sum.feature_sums import RECORDS
@@ -46,11 +46,10 @@ from tightframe.results.rows import FAILED_SILOS
 from tightframe.results.words import plural
 from tightframe.rounds import codec
 from tightframe.rounds.codec import Term
-from tightframe.rounds.phases.statistics import PREFIX as STATISTICS
-from tightframe.rounds.phases.statistics import check_moments, note_moments
+from tightframe.rounds.moments import PREFIX as STATISTICS
+from tightframe.rounds.moments import check_moments, note_moments
 from tightframe.rounds.riders import class_rules, epsilon, update_norms
 from tightframe.rounds.riders.view import RiderView, rider_view
-from tightframe.rounds.sums.common import TooFewError
 
 if TYPE_CHECKING:
     from tightframe.privacy.releases.noise import NoisyRelease

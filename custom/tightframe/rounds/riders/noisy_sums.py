@@ -103,7 +103,7 @@ def _pair(fields: list[Field]) -> tuple[Field, Field]:
 
 GRADIENTS = "privacy/gradient_sums/"
 NUMBERS = ("records", "silos", "shares")
-"""What is kept: the noisy number of records in all sums so far, the number of silos in them, and their noise
+"""Numbers kept: the noisy number of records in all sums so far, the number of silos in them, and their noise
 in shares of what is promised."""
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RiderView(SiloView, Protocol):
-    """What ``rounds.silo.view.LocalSilo`` offers beside a method's view.
+    """The part of ``rounds.silo.view.LocalSilo`` that a method's view does not have.
 
     Attributes:
         context: job, policy, records, folders, log.

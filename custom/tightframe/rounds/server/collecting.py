@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tightframe.config.job import JobConfig
-from tightframe.errors import RunError
+from tightframe.errors import RunError, TooFewError
 from tightframe.learning.model_update import mean_losses, received_model
 from tightframe.phases import Cohort, Phase, ServerState, stream_seed
 from tightframe.results.rows import Row
@@ -24,7 +24,6 @@ from tightframe.rounds.sums.common import (
     Enrolled,
     RefusedError,
     Sums,
-    TooFewError,
     Transport,
     describe_codes,
 )

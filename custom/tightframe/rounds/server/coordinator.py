@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tightframe import __version__
-from tightframe.errors import REASONS, REPLACED, RunError, TightframeError
+from tightframe.errors import REASONS, REPLACED, RunError, TightframeError, TooFewError
 from tightframe.learning.one_sum.withdrawal import MIN_SILOS, withheld
 from tightframe.models.pretrained import read_weights
 from tightframe.phases import ServerState
@@ -27,14 +27,14 @@ from tightframe.results.rows import Row
 from tightframe.results.words import plural
 from tightframe.rounds import checkpoint
 from tightframe.rounds.context import Message
+from tightframe.rounds.declaration import WEIGHTS
 from tightframe.rounds.plan import AFTER, BEFORE, CLOSING, PERSONAL
 from tightframe.rounds.run_state import start_state
 from tightframe.rounds.server import collecting, resume
 from tightframe.rounds.server.collecting import UNCHANGED, Collector, SharedState
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.setup import JobSetup
-from tightframe.rounds.sums.common import Sums, TooFewError, Transport
-from tightframe.rounds.sums.declaration import WEIGHTS
+from tightframe.rounds.sums.common import Sums, Transport
 from tightframe.rounds.sums.plain import PlainSums
 from tightframe.rounds.sums.secure_server import SecureSums
 from tightframe.rounds.sums.transcripts import ServerIdentity, ServerRecord

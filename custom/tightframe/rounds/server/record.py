@@ -30,6 +30,7 @@ from tightframe.results.rows import Row, final_row, last_spent, round_line, writ
 from tightframe.results.statistics import TableStatistics
 from tightframe.results.status import Status
 from tightframe.rounds.checkpoint import save_tensors
+from tightframe.rounds.declaration import OWN, Declaration, applied_weights, tellers, tells
 from tightframe.rounds.few_records.layers import behind, units_planned
 from tightframe.rounds.few_records.planned import class_sums_planned, products_planned
 from tightframe.rounds.few_records.rule import warned
@@ -46,7 +47,6 @@ from tightframe.rounds.riders import (
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.common import Enrolled
-from tightframe.rounds.sums.declaration import OWN, Declaration, applied_weights, tellers, tells
 
 
 class RunRecord:

@@ -28,10 +28,10 @@ from tightframe.results.model_card import InitialModel
 from tightframe.results.rows import Row, write_rows
 from tightframe.rounds import checkpoint
 from tightframe.rounds.checkpoint import Checkpoint
+from tightframe.rounds.declaration import Declaration
 from tightframe.rounds.riders import class_rules
 from tightframe.rounds.run_state import state_sha256
 from tightframe.rounds.server.record import RunRecord
-from tightframe.rounds.sums.declaration import Declaration
 
 
 class SavedRun(BaseModel):

@@ -22,7 +22,7 @@ from tightframe.results.words import plural, rounded_down, rounded_up
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.silo import subnormals
-from tightframe.rounds.silo.checks.known_records import note_records
+from tightframe.rounds.site_ledger.known_records import note_records
 
 SOLVED = "privacy.json"
 Planned = Callable[[float], Sequence[Event]]

@@ -34,13 +34,13 @@ from tightframe.results.local_report import Baseline
 from tightframe.results.parts import dropouts
 from tightframe.rounds import codec
 from tightframe.rounds.checkpoint import tensor_bytes
-from tightframe.rounds.context import START, Message, SiloContext
+from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.encoded import LoadedEncoder, used_parts
 from tightframe.rounds.evaluation_bits import Evaluations
 from tightframe.rounds.few_records import across_jobs, rule
+from tightframe.rounds.moments import POOLED, settle_moments
 from tightframe.rounds.notes import Notes
 from tightframe.rounds.order import place_of
-from tightframe.rounds.phases.statistics import POOLED, settle_moments
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
 from tightframe.rounds.riders import evaluation, failures
@@ -54,6 +54,7 @@ from tightframe.rounds.silo.followed_state import FollowedState
 from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.silo.rehearsal import rehearse
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
+from tightframe.rounds.state_files import START
 from tightframe.rounds.sums.common import SEAL, Check, Encoded, Peers
 from tightframe.rounds.sums.release import formed_by
 from tightframe.rounds.unproven import NO_NEEDS, Needs

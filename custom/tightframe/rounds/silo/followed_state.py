@@ -15,7 +15,7 @@ from tightframe.learning.model_update import shared_template
 from tightframe.models.frozen import is_frozen
 from tightframe.phases import Cohort, ServerState
 from tightframe.rounds import codec
-from tightframe.rounds.context import FOLLOWED, PRETRAINED, Message
+from tightframe.rounds.context import Message
 from tightframe.rounds.job_checks import own_tensors
 from tightframe.rounds.notes import Notes
 from tightframe.rounds.order import place_of
@@ -27,6 +27,7 @@ from tightframe.rounds.run_state import (
 )
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.silo.own_state import NeedsStateError
+from tightframe.rounds.state_files import FOLLOWED, PRETRAINED
 from tightframe.securesum.messages import Total
 
 

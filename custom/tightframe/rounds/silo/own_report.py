@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tightframe.data.base import FOLDS, unknown_counts
 from tightframe.files import write_json
@@ -29,8 +30,10 @@ from tightframe.rounds.context import SiloContext
 from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.riders import evaluation
 from tightframe.rounds.silo.own_state import damaged
-from tightframe.rounds.silo.view import LocalSilo
 from tightframe.rounds.sums.common import Encoded
+
+if TYPE_CHECKING:
+    from tightframe.rounds.silo.view import LocalSilo
 
 SENT = "sent_terms.json"
 """File of the terms that this silo has made so far, in its state folder."""

@@ -19,7 +19,9 @@ from safetensors import SafetensorError, safe_open
 from tightframe.errors import RunError
 from tightframe.files import drop_torn_line, link_over, write_atomically
 from tightframe.phases import Tensors
-from tightframe.rounds.context import (
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.notes import RESUMED, VERIFIED, WITHDRAWS, Notes, note, summed_word
+from tightframe.rounds.state_files import (
     BEFORE_REQUEST,
     COMMITTED,
     DECLARATION,
@@ -31,9 +33,7 @@ from tightframe.rounds.context import (
     START,
     STATE,
     TOLD,
-    SiloContext,
 )
-from tightframe.rounds.notes import RESUMED, VERIFIED, WITHDRAWS, Notes, note, summed_word
 from tightframe.rounds.sums.vault import read_journal
 from tightframe.rounds.withdrawn_list import LIST, LIST_LOCK, NAMES
 from tightframe.securesum.messages import SumId

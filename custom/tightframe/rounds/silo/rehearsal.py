@@ -22,7 +22,7 @@ from tightframe.files import locked_folder
 from tightframe.phases import Cohort, ServerState
 from tightframe.privacy.events import Event
 from tightframe.rounds import codec
-from tightframe.rounds.context import REHEARSAL, SiloContext
+from tightframe.rounds.context import SiloContext
 from tightframe.rounds.feature_folders import delete_left
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
@@ -31,6 +31,7 @@ from tightframe.rounds.silo.budget import Budget
 from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.silo.private_view import PrivateSilo
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
+from tightframe.rounds.state_files import REHEARSAL
 from tightframe.rounds.sums.plain import PlainServer
 
 

@@ -21,13 +21,15 @@ from tightframe.errors import DataError, JobError, RunError
 from tightframe.files import write_atomically
 from tightframe.learning.few_records.products import Sizes
 from tightframe.rounds import unproven
-from tightframe.rounds.context import DECLARATION, NEEDS_STATE, Message, SiloContext
+from tightframe.rounds.context import NEEDS_STATE, Message, SiloContext
+from tightframe.rounds.declaration import Declaration, applied_weights, public_weight
 from tightframe.rounds.silo import own_state
 from tightframe.rounds.silo.checks import requests
-from tightframe.rounds.silo.checks.known_records import note_records, summed_sha256
+from tightframe.rounds.silo.checks.summed_records import summed_sha256
 from tightframe.rounds.silo.own_state import NeedsStateError
+from tightframe.rounds.site_ledger.known_records import note_records
+from tightframe.rounds.state_files import DECLARATION
 from tightframe.rounds.sums.common import SEAL, SECURE, Check, Encoded, Peers
-from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
 from tightframe.rounds.sums.secure_silo import SecureSite, Train
 from tightframe.securesum.messages import Total
 
@@ -76,6 +78,15 @@ class SiloSession:
         finally:
             if task in ("contribute", "baseline"):
                 self._wait(arrived)
+
+    def end(self) -> None:
+        """Delete what the site keeps for this run only; called when the run has ended for any reason.
+
+        The site's log names what cannot be deleted, because it was computed from records, and a final model
+        whose total was not proven.
+        """
+        unproven.end(self.context)
+        self.context.delete_features()
 
     def _wait(self, arrived: float) -> None:
         """Wait until a whole multiple of the job's ``answer_grid`` has passed since a request came.

@@ -64,7 +64,7 @@ class RequestedSum:
         lost: silos that dropped out, as reported by the server.
         needs: proofs that the state behind the sum requires.
         weight: this silo's public weight in the sum.
-        pooled: moments of inputs in that state, see ``rounds.phases.statistics.packed``; None without any.
+        pooled: moments of inputs in that state, see ``rounds.moments.packed``; None without any.
         withhold: folds that a withdrawal no longer evaluates, as this site's limits leave no room.
         behind: fractions of this silo's records that must be behind each layer, and behind each input of a
             class's row (``UnitRecords``).

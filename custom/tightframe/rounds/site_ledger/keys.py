@@ -14,9 +14,9 @@ from cryptography.x509.oid import NameOID
 from tightframe.config.site import SiteEntry
 from tightframe.errors import SiteConfigError
 from tightframe.privacy.ledger.rows import Check
-from tightframe.rounds.sums.simulated_identity import is_simulated
 from tightframe.securesum.errors import IdentityError
 from tightframe.securesum.identity import Anchor, verify_certificate, verify_signature
+from tightframe.securesum.identity.certificate import is_simulated
 
 
 def trusted_roots(entry: SiteEntry, own: Anchor) -> list[Anchor]:

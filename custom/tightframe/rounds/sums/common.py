@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from tightframe.errors import LATE, REASONS, RunError, SecureSumError
+from tightframe.errors import LATE, REASONS, RunError, SecureSumError, TooFewError
 from tightframe.learning.few_records.products import Sizes
 from tightframe.phases import Schema
 from tightframe.results.parts.dropouts import WHERE
 from tightframe.results.words import sentence
 from tightframe.rounds.codec import IntegerTotals, Term
 from tightframe.rounds.context import Message
-from tightframe.rounds.sums.declaration import Declaration
+from tightframe.rounds.declaration import Declaration
 from tightframe.securesum.errors import ProtocolError
 from tightframe.securesum.messages import FieldSpec, SumId
 
@@ -53,7 +53,7 @@ NO_RECORDS = Sizes(0.0, 0.0)
 
 @dataclass(frozen=True)
 class Peers:
-    """What a silo's term depends on of the enrolled silos.
+    """Values of the enrolled silos that a silo's term depends on.
 
     Attributes:
         weights: their public weights, as sums apply them.
@@ -123,23 +123,6 @@ class Collected:
     shut: bool
     bytes_down: int
     bytes_up: int
-
-
-class TooFewError(RunError):
-    """Too few silos in a sum, or too few that contributed to it.
-
-    Attributes:
-        cohort: silos that answered, sorted.
-        failed: silo -> code for the others.
-    """
-
-    code = "TF-501"
-
-    def __init__(
-        self, message: str, cohort: Iterable[str], failed: Mapping[str, str], *, code: str | None = None
-    ) -> None:
-        self.cohort, self.failed = sorted(cohort), dict(failed)
-        super().__init__(message, code=code)
 
 
 def too_few(

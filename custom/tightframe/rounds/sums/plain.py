@@ -15,6 +15,7 @@ from tightframe.errors import ContributionError
 from tightframe.phases import RING_DTYPE, Group, Schema
 from tightframe.rounds.codec import IntegerTotals, Term, pack, unpack
 from tightframe.rounds.context import Message
+from tightframe.rounds.declaration import Declaration, applied_weights
 from tightframe.rounds.sums.common import (
     Collected,
     Enrolled,
@@ -23,7 +24,6 @@ from tightframe.rounds.sums.common import (
     sum_title,
     too_few,
 )
-from tightframe.rounds.sums.declaration import Declaration, applied_weights
 from tightframe.securesum.encoding import add_into
 from tightframe.securesum.messages import GROUPS, SumId, Total
 from tightframe.securesum.primitives import HASH_BYTES

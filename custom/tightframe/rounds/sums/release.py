@@ -41,8 +41,8 @@ from tightframe.models.frozen import HEAD, encoder_sha256, is_frozen, tensors_sh
 from tightframe.phases import Field, Phase, Schema, Tensors
 from tightframe.rounds.few_records.rule import least_class_values
 from tightframe.rounds.job_checks import HEAD_OPTIONS, STANDARDISE_MEAN, STANDARDISE_STD, own_tensors
+from tightframe.rounds.moments import PREFIX as STATISTICS
 from tightframe.rounds.phases import table_statistics
-from tightframe.rounds.phases.statistics import PREFIX as STATISTICS
 from tightframe.rounds.riders.class_rules import summed_classes, sums_by_class
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.common import Formed

@@ -14,6 +14,7 @@ from tightframe.phases import Schema
 from tightframe.rounds import codec
 from tightframe.rounds.codec import integer_totals
 from tightframe.rounds.context import Message
+from tightframe.rounds.declaration import Declaration, applied_weights
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.common import (
     SEAL,
@@ -27,7 +28,6 @@ from tightframe.rounds.sums.common import (
     sum_title,
     too_few,
 )
-from tightframe.rounds.sums.declaration import Declaration, applied_weights
 from tightframe.rounds.sums.parameters import epoch_params, schema_name
 from tightframe.rounds.sums.transcripts import ServerIdentity, ServerRecord
 from tightframe.securesum import messages, rules, server

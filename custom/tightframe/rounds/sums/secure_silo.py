@@ -13,6 +13,7 @@ from tightframe.errors import DataError, PolicyError, SecureSumError, SiteConfig
 from tightframe.learning.few_records.products import Sizes
 from tightframe.rounds import unsent
 from tightframe.rounds.context import SiloContext
+from tightframe.rounds.declaration import EVALUATED, Declaration, applied_weights, tellers
 from tightframe.rounds.notes import note_verified
 from tightframe.rounds.order import place_of
 from tightframe.rounds.sums.common import (
@@ -23,7 +24,6 @@ from tightframe.rounds.sums.common import (
     Peers,
     package_errors,
 )
-from tightframe.rounds.sums.declaration import EVALUATED, Declaration, applied_weights, tellers
 from tightframe.rounds.sums.transcripts import SiteRecord
 from tightframe.rounds.sums.vault import Vault
 from tightframe.securesum import messages, rules, site

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from datetime import UTC, datetime
-from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -19,10 +18,8 @@ from cryptography.x509.oid import NameOID
 
 from tightframe.errors import SiteConfigError
 from tightframe.securesum.identity import ROLE, Anchor, KeySigner
+from tightframe.securesum.identity.certificate import MARK
 from tightframe.securesum.primitives import digest
-
-MARK: Final = "SIMULATED IDENTITY - PROVES NOTHING"
-"""Common name of every simulated root and organisation of its sites; no root of a kit may have it."""
 
 # Valid at any time, because a date would suggest that the certificate is worth something.
 _FROM, _TO = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
@@ -78,11 +75,6 @@ def simulated_anchor(job: str, *, production: bool) -> Anchor:
 def simulated_root_pem(job: str) -> bytes:
     """Return the job's simulated root certificate in PEM, for verifying a transcript later."""
     return _root(job).public_bytes(Encoding.PEM)
-
-
-def is_simulated(root: x509.Certificate) -> bool:
-    """Check whether a root is a simulated one, by its common name."""
-    return any(item.value == MARK for item in root.subject.get_attributes_for_oid(NameOID.COMMON_NAME))
 
 
 @functools.lru_cache(maxsize=4)

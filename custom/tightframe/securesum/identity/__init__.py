@@ -190,7 +190,7 @@ class Verifier:
 
 
 BY_ROOT = "issued by the project's root itself"
-"""What a certificate is expected to be; an error with it says that the root is another project's."""
+"""Expectation of a certificate; an error with it says that the root is another project's."""
 
 
 def verify_certificate(

@@ -11,6 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.hashes import HashAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509.oid import NameOID
 
 from tightframe.securesum.errors import IdentityError
 
@@ -21,6 +22,8 @@ RSA_BITS = (2048, 8192)
 """Smallest and largest RSA key in bits: 2048 is what provisioning generates; a signature by 8192 bits fills
 ``messages.MAX_SIGNATURE``."""
 CURVES = ("secp256r1", "secp384r1", "secp521r1")
+MARK = "SIMULATED IDENTITY - PROVES NOTHING"
+"""Common name of every simulated root and organisation of its sites; no root of a kit may have it."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,11 @@ def _read(der: bytes) -> Certificate:
         signed_hash=certificate.signature_hash_algorithm,
         signature=certificate.signature,
     )
+
+
+def is_simulated(root: x509.Certificate) -> bool:
+    """Check whether a root is a simulated one, whose key everybody can compute, by its common name."""
+    return any(item.value == MARK for item in root.subject.get_attributes_for_oid(NameOID.COMMON_NAME))
 
 
 def accepted_key(key: object, what: str, blamed: str | None = None) -> PublicKey:

@@ -70,7 +70,7 @@ class Most(NamedTuple):
 NONE = "none"
 """Value of a setting's part that is null, or that a profile lacks."""
 PARTS = 10**6
-"""What a fold holds, in the parts of it that evaluations tell: jobs can count it differently."""
+"""Parts into which a fold's content is divided, as evaluations disclose it: jobs can count it differently."""
 
 
 def opened(numbers: Sequence[int | None]) -> list[str | None]:

@@ -106,7 +106,7 @@ class Receipt1(reading.Record):
 
     @property
     def basis(self) -> bytes:
-        """What the term rested on: then the broadcast."""
+        """Message that the term rested on: then the broadcast."""
         return self.broadcast
 
     def signed(self, session: bytes) -> bytes:

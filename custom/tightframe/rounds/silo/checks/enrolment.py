@@ -14,10 +14,10 @@ from tightframe.data.table import TableOptions
 from tightframe.errors import SecureSumError
 from tightframe.learning.few_records.products import Parts, Sizes
 from tightframe.rounds.context import SiloContext
+from tightframe.rounds.declaration import public_weight
 from tightframe.rounds.setup import JobSetup
-from tightframe.rounds.silo.checks.known_records import summed_sha256
+from tightframe.rounds.silo.checks.summed_records import summed_sha256
 from tightframe.rounds.sums.common import package_errors
-from tightframe.rounds.sums.declaration import public_weight
 from tightframe.rounds.sums.parameters import epoch_params
 from tightframe.rounds.sums.secure_silo import SecureSite
 from tightframe.securesum.site import journal

@@ -1,4 +1,4 @@
-"""What a job's exact evaluations disclose of this silo's own records, and smaller ones that would fit."""
+"""Bits that exact evaluations disclose of this silo's own records, and smaller evaluations that would fit."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ from tightframe.privacy.ledger.store import read_secret
 if TYPE_CHECKING:
     from tightframe.privacy.ledger.ledger import Ledger
     from tightframe.rounds.context import SiloContext
-    from tightframe.rounds.setup import JobSetup
 
 BY_ROWS = (
     "an earlier version noted the records of {names} by whole rows or files: under another name, with a "
@@ -118,31 +117,6 @@ def _noted(context: SiloContext, secret: Callable[[], bytes]) -> tuple[DataNoted
         return DataNoted(name, described, columns=""), []
     columns = marked(content.combinations, secret()) if content.combinations else ""
     return DataNoted(name, content.digest, content.sketch, columns), [described]
-
-
-def summed_sha256(context: SiloContext, setup: JobSetup) -> str:
-    """Return a SHA-256 (hex) of the records in exact sums: other records make other totals.
-
-    For pictures it covers the files, which were read already, and labels in order; otherwise inputs and
-    labels of each fold, in any order. The evaluation's records count, too: it is of nearly the same model.
-    """
-    if not context.has_rows and context.content is not None:
-        own = json.dumps([context.content.digest, fingerprint(context.job.dataset, context.data)])
-        return hashlib.sha256(own.encode()).hexdigest()
-    import torch
-
-    from tightframe.learning.few_records.distinct_rows import row_digests
-    from tightframe.rounds.silo.view import LocalSilo
-
-    digest, silo = hashlib.sha256(), LocalSilo(context, setup, torch.device("cpu"), 0)
-    for fold in FOLDS:
-        each = [
-            json.dumps(label).encode() + row
-            for inputs, labels in silo.batches(fold, augment=False, shuffle=False)
-            for row, label in zip(row_digests(inputs), labels.tolist(), strict=True)
-        ]
-        digest.update(b"".join([f"{fold} {len(each)}\n".encode(), *sorted(each)]))
-    return digest.hexdigest()
 
 
 def fingerprint(dataset: str, data: SiloData) -> str:

@@ -1,0 +1,21 @@
+"""Names of the files and folders that a silo keeps for a run."""
+
+from __future__ import annotations
+
+STATE, SECURE_FOLDER = "silo_state", "secure_sum"
+COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
+TOLD = "told.safetensors"
+BEFORE_REQUEST = "before_request"
+"""Folder of these files as they were before a request whose term is not masked yet."""
+START = "start.safetensors"
+PRETRAINED = "pretrained.safetensors"
+"""Weights of the pretrained start that the job names, as the server sent them."""
+REHEARSAL = "rehearsal-"
+"""Prefix of the folder of a first round that a silo trains by itself."""
+FOLLOWED = "followed"
+"""File of the run's state as this silo computed it."""
+DECLARATION = "declaration.json"
+PACE = "pace.json"
+SALT = "salt"
+FEATURES = "features"
+"""Folder of features on the site's disk."""
