@@ -326,7 +326,19 @@ def test_silos_own_models_are_nowhere_called_a_final_model(run: Path, copied: Co
     assert "Test records of the silos' own models, all silos: rows" in page.text
     assert "of the silos' own models, which are evaluated after the last round only." in page.text
     assert "here each silo counts once, and there each record" in said(page.section("Personal models"))
+    course = {row["test AUROC"] for row in page.tables("Course of training")[0][:-1]}
+    assert course == {"-"}, "a model that was not to be evaluated is not missing"
     assert len(scored) > 1, "there was something to leave out"
+
+
+def test_the_loss_of_a_run_without_training_is_not_missing(copied: Copied) -> None:
+    """Models of one sum train nothing."""
+    folder = copied("server")
+    rows = [row | {"training": {}} for row in lines(folder / "metrics.jsonl")]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(folder)
+    course = Page.of(folder).tables("Course of training")[0]
+    assert {row["training loss"] for row in course} == {"-"}
 
 
 def test_a_model_of_an_earlier_run_is_not_called_this_one_s(copied: Copied) -> None:

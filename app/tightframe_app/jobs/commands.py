@@ -408,7 +408,7 @@ def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str
             "can be worse: wide limits then leave a column little weight"
         )
     if job.privacy is None and job.dataset == "table":
-        bins, models = job.evaluation.score_bins, min(job.evaluation.models, job.rounds + 1)
+        bins, models = job.evaluation.score_bins, len(prepare(job).exactly_evaluated)
         fewer = ", or --set evaluation.models=1" if models > 1 else ""
         err.print(
             f"exact evaluations: {plural(models, 'model')}, {bins} score bins; a site with few validation or "

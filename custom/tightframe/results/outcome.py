@@ -328,7 +328,9 @@ class Ended(Outcome):
         if test.noisy:
             return noisy_lines(test, whose, [(row.round, row.test) for row in self.rows if row.test])
         if not test.records:
-            return [" Test metrics: not measured, because too few test records could be counted"]
+            why = "not measured, because too few test records could be counted"
+            lines = [f" Test metrics: {f'at each silo, in its own {LOCAL}' if self.own_models else why}"]
+            return lines + (self._personal_lines(self.personal, alone=True) if self.personal else [])
         lines = [
             f" Test records of {whose} ({self._counted(test.records, final.evaluated_by)}): "
             f"balanced accuracy {shown(test.balanced_accuracy)}, accuracy {shown(test.accuracy)}, "
@@ -370,13 +372,13 @@ class Ended(Outcome):
             return str(records)
         return f"{records}: the same {records // len(silos)} at each of {len(silos)} silos"
 
-    def _personal_lines(self, personal: Personal) -> list[str]:
+    def _personal_lines(self, personal: Personal, *, alone: bool = False) -> list[str]:
         whose = "the test records, which all share" if self.test_shared else "their own test records"
         lines = [
             f" Personal models, mean of {personal.silos} silos on {whose}: "
             f"accuracy {shown(personal.accuracy)}"
         ]
-        if self.own_models:
+        if self.own_models and not alone:
             lines.append("   the same models as above; here each silo counts once, there each record")
         if personal.valid_classes is not None:
             valid, share = shown(personal.valid_classes), shown(personal.label_share)

@@ -242,7 +242,7 @@ TERMS: Mapping[str, str] = {
     "frozen": "sums of frozen features and of their products, counts of records, by class",
     "gradient": "gradients of the model",
     "moments": "means and variances of features, by class",
-    "own": "results of its own models",
+    "own": "a constant in place of an update",
     "failed": "a flag that it could not contribute",
     "norms": "the range of its update's norm",
     "personal": "accuracies of its personal model, in steps of 1/32",

@@ -215,7 +215,9 @@ class JobSetup:
 
     @cached_property
     def exactly_evaluated(self) -> frozenset[int]:
-        """The rounds whose models are evaluated without noise, in a job without privacy."""
+        """The rounds whose models are evaluated, in a job without privacy; of silos' own ones the last."""
+        if self.method.own_model is not None:
+            return frozenset({self.job.rounds})
         return frozenset(self.job.evaluation.after(self.job.rounds))
 
     def evaluates_in(self, number: int) -> bool:

@@ -602,7 +602,7 @@ def test_an_export_hints_at_fewer_evaluations_only_where_there_are_several(tmp_p
         {"column": "ill", "classes": [{"code": "0"}, {"code": "1"}]},
     )
     (tmp_path / "c.json").write_text(json.dumps({"title": "Ward", "columns": [column], "label": label}))
-    for method, hinted in (("fedavg", True), ("fedncm", False)):
+    for method, hinted in (("fedavg", True), ("fedncm", False), ("local_only", False)):
         job = ["--method", method, "--contract", str(tmp_path / "c.json"), "-o", str(tmp_path / method)]
         done = CliRunner().invoke(app, ["jobs", "export", *job])
         assert done.exit_code == 0 and "exact evaluations: " in done.output, done.output

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.pages import Page, said
 
 from tightframe import federation
 from tightframe.config.job import parse_job
@@ -129,6 +130,7 @@ def test_finer_score_bins_than_the_policy_allows_are_refused(small: dict[str, An
     PolicyBlock(profile="research").resolve(production=False).check(job)
 
 
+@pytest.mark.usefixtures("pages")
 def test_silos_own_models_are_told_by_mean_accuracies_alone(small: dict[str, Any], tmp_path: Path) -> None:
     own = {"method": "local_only", "method_options": {}, "rounds": 1, "min_sites": 3, "personalise": True}
     job = parse_job({**small, **own})
@@ -138,5 +140,12 @@ def test_silos_own_models_are_told_by_mean_accuracies_alone(small: dict[str, Any
     outcome = federation.run_job(job, entries=entries, data=data, folder=tmp_path).outcome
     assert not outcome.measured and outcome.evaluated_by == []
     assert outcome.personal is not None and outcome.personal.silos == 3
+    accuracy = f"{outcome.personal.accuracy:.3f}"
     line = "exact evaluations of silos' own models stay at silos (class_rules_off): site-1, site-2, site-3"
     assert line in outcome.rules
+    screen, page = outcome.screen(), Page.of(tmp_path / "server")
+    assert "Test metrics: at each silo, in its own local_report.json" in screen
+    assert f"Personal models, mean of 3 silos on their own test records: accuracy {accuracy}" in screen
+    assert "as above" not in screen and "first table" not in said(page.section("Personal models"))
+    assert "test metrics are missing: they stay at the silos, each in its own report" in page.text
+    assert "The silos' own models" not in page.titles() and "Hollow" not in page.text

@@ -15,7 +15,8 @@ from tightframe.results.rows import Row
 from tightframe.results.words import metric, shown, with_interval
 
 MISSING = without("No value: it was not measured, or too few silos could report it.")
-UNPLANNED = without("The job evaluates fewer models (evaluation.models).", "-")
+UNTRAINED = without("Nothing was trained in it, or training losses stay at the silos.", "-")
+UNPLANNED = without("The job evaluates fewer models (evaluation.models), silos' own ones the last.", "-")
 NOISY = " that have enough noisy records to show"
 LONG = 24
 """Rows from which a table is folded."""
@@ -67,9 +68,12 @@ def curves(
             losses[row.round] = row.training["loss"]
     if not any(models.values()) and not losses:
         return section("Course of training", tag("p", "No numbers of single rounds are in the results."))
+    if own_models:
+        planned = (done,)
     xs = sorted(models)
     skipped = [models[x] is None and planned is not None and x not in planned for x in xs]
-    partly = [bool(models[x]) and sorted(judges[x]) != sorted(roster) for x in xs]
+    counted = [sorted(judges[x]) if models[x] else [] for x in xs]
+    partly = [bool(silos) and silos != sorted(roster) for silos in counted]
 
     def of(fold: str, name: str) -> list[float | None]:
         evaluations = [models[x] for x in xs]
@@ -97,15 +101,17 @@ def curves(
     whose = "the silos' own models" if own_models else "each round's model"
     when = ", which are evaluated after the last round only." if own_models else f".{start}"
     by = [
-        "-" if skipped[i] else ", ".join(judges[x]) if partly[i] else ("all silos" if models[x] else None)
-        for i, x in enumerate(xs)
+        "-" if skipped[i] else ", ".join(silos) if partly[i] else ("all silos" if silos else None)
+        for i, silos in enumerate(counted)
     ]
     return section(
         "Course of training",
         figure(
             partial(plots.lines, "Balanced accuracy by round", xs, good, x_name="round", low=0.0, high=1.0),
             f"Balanced accuracy ({what}) of {whose}{when}{hollow}",
-        ),
+        )
+        if any(point is not None for series in good for point in series.values)
+        else None,
         figure(
             partial(plots.lines, "Loss by round", xs, loss, x_name="round"),
             f"Cross-entropy a record of {whose}; the training loss is the method's own, while it trains.",
@@ -135,7 +141,7 @@ def _in_numbers(
         body.append(
             [
                 str(x),
-                value(losses.get(x)) if x else without("Nothing is trained before round 1.", "-"),
+                value(losses.get(x)) if x and losses else UNTRAINED,
                 *(
                     UNPLANNED if judges == "-" else metric_cell(fold, name)
                     for name, fold in (*product(("loss", "balanced_accuracy"), folds), ("auroc", folds[1]))

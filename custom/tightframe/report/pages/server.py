@@ -27,7 +27,7 @@ def page(run: ServerResults, wanted: clinical.Wanted = clinical.DEFAULT) -> str:
         parts += statistics.sections(run.statistics)
     if outcome.one_sum is not None and outcome.trained:
         parts.append(_one_sum(outcome.one_sum))
-    if final is not None:
+    if final is not None and (final.test.noisy or final.test.records or final.validation.records):
         parts.append(_metrics(run, final))
     if outcome.personal is not None:
         parts.append(_personal(run))
@@ -174,7 +174,8 @@ def why_missing(run: ServerResults) -> str:
     if any(row.kind == "closing" and not row.static_opened for row in run.rows):
         return "counts stay shut after a drop-out"
     if outcome.evaluation is not None:
-        return "there are no test records"
+        at_silos = "they stay at the silos, each in its own report"
+        return at_silos if outcome.own_models else "too few test records could be counted"
     model = "the silos' own models were" if outcome.own_models else "the final model was"
     return f"{model} not evaluated"
 
@@ -300,6 +301,7 @@ def _number(fold: FoldMetrics, noun: str) -> str:
 def _metrics(run: ServerResults, final: Evaluation) -> Markup:
     own = run.outcome.own_models
     by = ", each by the model of its own silo" if own else ""
+    whose = f"Counted on the records of {_whose(run)}{by}. " if run.outcome.evaluated_by else ""
     folds = (("validation", final.validation), ("test", final.test))
     rows: list[list[Part]] = [
         [
@@ -318,9 +320,8 @@ def _metrics(run: ServerResults, final: Evaluation) -> Markup:
         table(head, rows),
         tag(
             "p",
-            f"Counted on the records of {_whose(run)}{by}. "
-            "AUROC and average precision are means over classes: chance is 0.5, and the mean of the classes' "
-            "shares.",
+            f"{whose}AUROC and average precision are means over classes: chance is 0.5, and the mean of the "
+            "classes' shares.",
         ),
     )
 
@@ -366,7 +367,7 @@ def _personal(run: ServerResults) -> Markup:
             "They are the silos' own models of the first table. The numbers differ because here each silo "
             "counts once, and there each record.",
         )
-        if run.outcome.own_models
+        if run.outcome.own_models and run.outcome.evaluated_by
         else None,
     )
 

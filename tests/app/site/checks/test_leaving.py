@@ -14,7 +14,19 @@ from tightframe_app.site.checks.job import terms, would_leave
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"privacy.epsilon": 4}, {"method": "fedavg", "rounds": 2, "evaluation.models": 2}]
+    "changes",
+    [
+        {},
+        {"privacy.epsilon": 4},
+        {"method": "fedavg", "rounds": 2, "evaluation.models": 2},
+        {
+            "method": "local_only",
+            "rounds": 3,
+            "evaluation.models": 2,
+            "model_options": {},
+            "personalise": True,
+        },
+    ],
 )
 def test_it_is_what_leaves_in_the_run(changes: dict[str, Any], tmp_path: Path) -> None:
     job = recipes.get("fedncm_heart").job(
@@ -26,6 +38,8 @@ def test_it_is_what_leaves_in_the_run(changes: dict[str, Any], tmp_path: Path) -
     sent = {item["kind"]: (item["times"], item["numbers"], item["terms_with"]) for item in kinds}
     assert terms(job) == sent
     (finding,) = would_leave(job)
+    if job.method == "local_only":
+        assert "- training rounds, 3 sums: a constant in place of an update (1); " in finding.text
     if job.rounds == 2:  # one model within a round, the last one at the closing
         assert "histograms of scores, by class, in 1 of them (" in finding.text
     noise = "exact" if job.privacy is None else "with noise"
