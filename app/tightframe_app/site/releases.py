@@ -75,11 +75,12 @@ TOO_MUCH_ALONE = (
 )
 UNREAD = "What this job adds is not counted here, because that needs this site's records."
 OTHERS = (
-    "TF-627 takes `--evaluations`, TF-625 behind earlier jobs `--rounds`, "
-    "TF-626 `tightframe site model accept`."
+    "TF-617 takes the option for what it names (`--columns`), TF-627 `--evaluations`, TF-625 behind earlier "
+    "jobs `--rounds`, TF-626 `tightframe site model accept`: `tightframe site check --job` has the command."
 )
+AGAIN = "What else the job needs: `tightframe site check --job` with it."
 TOGETHER = """\
-They were formed in {ways} ways, which differ in
+They were not all formed alike, but differ in
   {settings}
 What totals of different ways reveal together, to whoever has them:"""
 ALIKE = """\
@@ -281,7 +282,7 @@ def _uncounted(memory: Memory, users: Sequence[ProfileUsed], counted: set[str]) 
     """Name the jobs of which nothing of a kind is on record."""
     ids = dict.fromkeys(entry.lineage for entry in users if entry.lineage not in counted)
     if jobs := ", ".join(_job(memory, job) for job in ids):
-        out.print(f"Of {jobs} none are counted: it had none, or an earlier version did not count them.")
+        out.print(f"Of {jobs} none are counted: there were none, or an earlier version did not count them.")
 
 
 def consents(memory: Memory, dataset: str) -> list[str]:
@@ -371,7 +372,7 @@ def _together(profiles: Sequence[Profile], *, one_job: bool) -> str:
     settings = "\n  ".join(
         f"{name}: {' or '.join((*others, last))}" for name, (others, last) in texts.items()
     )
-    lines = [TOGETHER.format(ways=len(profiles), settings=settings)]
+    lines = [TOGETHER.format(settings=settings)]
     lines += [f"- {text}" for text in dict.fromkeys(what_both_reveal(*item) for item in differing.items())]
     return "\n".join([*lines, NO_NOISE])
 
@@ -402,7 +403,7 @@ def release_accept(
     ] = None,
     records: Annotated[
         str | None,
-        typer.Option(help="SHA-256 of this site's changed records, as a refusal names it."),
+        typer.Option(help="SHA-256 of this site's summed records, as a refusal names it."),
     ] = None,
     columns: Annotated[bool, typer.Option("--columns", help="If a refusal names `sums of columns`.")] = False,
     evaluations: Annotated[
@@ -547,6 +548,7 @@ def release_accept(
         out.print(NO_NOISE)
     _decide(memory, decisions, yes)
     out.print(f"{dataset}: this site's sums may now be formed as in this job, over {', '.join(roster)}")
+    out.print(AGAIN)
 
 
 def _planned(

@@ -9,8 +9,9 @@ _EQUATIONS = (
     "silo's own update follows, exactly where nothing random is in it: with 3 silos, 3 jobs."
 )
 _NO_UPDATES = (
-    "One of the jobs sends no update of a model: its totals are no equations in the silos' own updates, and "
-    "the other's alone are one equation. `tightframe site check --job` says what it sends instead."
+    "One of the jobs (`own as it is`) sends no update of a model: its totals are no equations in the silos' "
+    "own updates, and the other's alone are one equation. `tightframe site check --job` says what it sends "
+    "instead."
 )
 _KINKS = (
     "Each silo's update is cut or rescaled by itself before the sum, so that the total bends where one "
@@ -114,9 +115,9 @@ REVEALED: Mapping[str, str] = {
         "few such jobs reveal each class's part of the update, of a rare class one silo's."
     ),
     "summed records": (
-        "This site's records have changed, or which of their columns count. The difference between both "
-        "totals is the sum of those that came or went, here and elsewhere: of one training record all its "
-        "values, with its class."
+        "This site's records have changed, or which of their classes or columns count (too few values in one "
+        "of the jobs). The difference between both totals is the sum of those that came or went, here and "
+        "elsewhere: of one training record all its values, with its class."
     ),
     "head": _HEADS,
     "head that a withdrawal leaves": _HEADS,
@@ -142,13 +143,13 @@ def what_both_reveal(name: str, values: Collection[str] = ()) -> str:
 
     Args:
         name: of the setting.
-        values: its different values, if known: they show whether both jobs send updates at all.
+        values: its values, if known: they show whether both jobs send updates at all.
 
     >>> what_both_reveal("training from seed 7", ["a", "b"]) == REVEALED["training"]
     True
-    >>> what_both_reveal("updates", ["own as it is", "update weighted"]) == REVEALED["updates"]
+    >>> what_both_reveal("updates", [_NONE_SENT, "update weighted", _NONE_SENT]) == REVEALED["updates"]
     False
     """
-    if name == "updates" and _NONE_SENT in values and len(values) == 2:
+    if name == "updates" and _NONE_SENT in values and len(set(values)) == 2:
         return _NO_UPDATES
     return REVEALED[name.partition(" from ")[0]]

@@ -421,7 +421,9 @@ def test_a_job_is_held_against_what_earlier_exact_evaluations_have_told(
     (problem,) = _problems(hospital, job=folders.read_job(folder), folder=folder, records=False)
     accept = f"tightframe site release accept -c {hospital} --job {folder} --evaluations"
     assert problem.endswith(f"To decide: {accept}")
+    assert "Refused all the same? TF-617 takes the option for what it names (" in _accepted(hospital, folder)
     said = _accepted(hospital, folder, "--evaluations")
+    assert said.endswith("What else the job needs: `tightframe site check --job` with it.")
     assert "With those of this job: 12 models, " in said and "; allowed: 11 models, 50.0% of" in said
     assert 'Another job would disclose less: "evaluation": {"models": 2, ' in said
     (text,) = told()
