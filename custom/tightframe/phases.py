@@ -369,6 +369,9 @@ class SiloView(Protocol):
         With differential privacy those of the training fold are noisy, float64, and 1 at least.
         """
 
+    def held_counts(self) -> torch.Tensor:
+        """Count patients with training records of each class, by which the class rules go: int64 (C,)."""
+
     @property
     def min_class_count(self) -> int:
         """Least number of patients of a class with which the silo tells of that class."""

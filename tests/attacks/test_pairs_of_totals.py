@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.support.attacks.malicious_server import STANDARD, Federation
 from tests.support.tables import contract, statistics_job, write
 
@@ -22,12 +23,14 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.table import TableOptions, TableSite
 from tightframe.data.table.silo import open_site
 from tightframe.learning.few_records.products import Sizes
+from tightframe.methods.fedrod import class_shares
 from tightframe.phases import Cohort
 from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.declaration import applied_weights, tellers
 from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.silo.view import LocalSilo
 from tightframe.rounds.sums.common import Peers
 from tightframe.rounds.sums.plain import PlainServer
 
@@ -246,6 +249,13 @@ def test_statistics_of_a_table_tell_of_nobody_that_a_class_is_withheld_and_not_h
     assert {line.partition("/")[2].partition("'")[0] for line in changed(none, one, {})} == {
         f"table/{kind}/withheld" for kind in ("records", "cells", "moments")
     }
+
+
+def test_nor_do_shares_by_which_a_hyper_network_makes_a_head(hospitals: Hospitals, tmp_path: Path) -> None:
+    some = hospitals.records(NONE_TRAINED, few(12, patients=4))
+    run = Federation(job_of("fedrod"), some, state=tmp_path)
+    silo = LocalSilo(run.sessions[VICTIM].context, run.setup, torch.device("cpu"), 1)
+    assert class_shares(silo).tolist() == [0.5, 0.5, 0.0]
 
 
 def training_records(numbers: Numbers) -> dict[str, float]:

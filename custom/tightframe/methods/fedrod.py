@@ -199,7 +199,7 @@ def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
 def class_shares(silo: SiloView) -> torch.Tensor:
     """Return a: the share of each class that the silo may tell of, (C,) float32."""
     counts = silo.class_counts("train", distinct=True).double()
-    counts[counts < silo.min_class_count] = 0
+    counts[silo.held_counts() < silo.min_class_count] = 0
     return (counts / counts.sum().clamp_min(1)).float().to(silo.device)
 
 

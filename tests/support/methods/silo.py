@@ -41,6 +41,10 @@ class FakeSilo:
         """No record is repeated, so that ``distinct`` changes nothing."""
         return torch.bincount(self.labels, minlength=self.setting.num_classes)
 
+    def held_counts(self) -> torch.Tensor:
+        """Each record is of another patient."""
+        return self.class_counts("train")
+
     @property
     def min_class_count(self) -> int:
         return self.least

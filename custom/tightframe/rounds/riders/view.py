@@ -59,9 +59,6 @@ class RiderView(SiloView, Protocol):
     def sums_columns(self) -> bool:
         """Check whether the job sums a table's columns themselves, by class or as products."""
 
-    def held_counts(self) -> torch.Tensor:
-        """Count patients with training records of each class, by which the class rules go: int64 (C,)."""
-
     def enough_of_class(self) -> torch.Tensor:
         """Return the classes of which this silo's records have enough values for a job's sums, bool (C,)."""
 
