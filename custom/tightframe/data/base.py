@@ -334,13 +334,15 @@ def own_patients(data: SiloData, fold: Fold = "train") -> NDArray[np.int64]:
     return np.unique(owners, return_inverse=True)[1].astype(np.int64)
 
 
-def class_patients(data: SiloData, labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
-    """Count patients with training records of each class, or in the fewer of a finding's cells, (C,) int64.
+def class_patients(
+    data: SiloData, labels: NDArray[np.int64], num_classes: int, fold: Fold = "train"
+) -> NDArray[np.int64]:
+    """Count patients with a fold's records of each class, or in the fewer of a finding's cells, (C,) int64.
 
     Args:
-        labels: of the training records, as the silo reports them.
+        labels: of these records, as the silo reports them.
     """
-    owners = own_patients(data)
+    owners = own_patients(data, fold)
     if labels.ndim == 1:
         return class_counts(np.unique(np.stack([owners, labels]), axis=1)[1], num_classes)
     cells = [[len(np.unique(owners[values == there])) for there in (1, 0)] for values in labels.T]

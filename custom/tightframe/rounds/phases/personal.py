@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from tightframe import metrics
+from tightframe.data.base import class_patients
 from tightframe.learning import outputs
 from tightframe.learning.model_update import BUFFER, UPDATE, broadcast_model, received_model
 from tightframe.phases import (
@@ -102,11 +103,12 @@ def _make(silo: RiderView, last: Phase, received: Tensors, state: Tensors) -> di
     context.log.info("%s: making the personal model", silo.name)
     model = build(silo, setup.method, last, received, state)
     findings = setup.dataset.multi_label
+    label_counts = None if findings else public_class_counts(silo)
     tensors, confusion = count(
         setup.method.predict,
         model,
         silo.batches("test", augment=False, shuffle=False),
-        None if findings else public_class_counts(silo),
+        label_counts,
         setup.dataset.num_classes,
     )
     path = unproven.place(context, silo.needs) / PERSONAL
@@ -124,8 +126,8 @@ def _make(silo: RiderView, last: Phase, received: Tensors, state: Tensors) -> di
     silo.add_to_report(personal=personal)
     if path.parent == context.run_dir:
         context.log.info("%s: personal model (this silo's own): %s", silo.name, path)
-    if not findings:
-        return tensors
+    if label_counts is not None:
+        return _tensors(_measures(without_few(silo, confusion, label_counts), label_counts))
     counted = [place for place in range(len(confusion)) if f"test/{place}" not in silo.left_out]
     return _tensors(_accuracies(confusion[counted]))
 
@@ -139,6 +141,24 @@ def public_class_counts(silo: RiderView) -> torch.Tensor:
     if silo.setup.privacy is not None or policy.class_rules_off:
         return counts
     return torch.where(silo.held_counts() >= silo.min_class_count, counts, 0)
+
+
+def without_few(
+    silo: RiderView, confusion: NDArray[np.int64], label_counts: torch.Tensor
+) -> NDArray[np.int64]:
+    """Return a confusion matrix (C, C) without few patients' test records of a class that was not trained on.
+
+    The accuracy has them and PM(V) has not, so that their difference would disclose them.
+
+    Args:
+        label_counts: as of ``public_class_counts``.
+    """
+    data, policy = silo.context.data, silo.context.policy
+    if silo.setup.privacy is not None or policy.class_rules_off:
+        return confusion
+    patients = class_patients(data, data.labels("test"), len(confusion), "test")
+    few = (patients < silo.min_class_count) & (label_counts.numpy() == 0)
+    return np.where(few[:, None], 0, confusion)
 
 
 def build(silo: SiloView, method: Method, phase: Phase, received: Tensors, state: Tensors) -> torch.nn.Module:
@@ -201,17 +221,19 @@ def count(
             confusion += metrics.finding_confusion(truth, likely.cpu().numpy() >= outputs.LEAST)
         else:
             confusion += metrics.confusion_matrix(truth, likely.argmax(1).cpu().numpy(), num_classes)
-    values = _accuracies(confusion)
-    if label_counts is None:
-        return _tensors(values), confusion
+    values = _accuracies(confusion) if label_counts is None else _measures(confusion, label_counts)
+    return _tensors(values), confusion
+
+
+def _measures(confusion: NDArray[np.int64], label_counts: torch.Tensor) -> dict[str, float]:
+    """Return ``schema``'s values of a confusion matrix (C, C)."""
     counts = label_counts.cpu().numpy()
     judged = {
         VALID_CLASSES: metrics.valid_class_accuracy(confusion, counts),
         LABEL_SHARE: metrics.label_share_accuracy(confusion, counts),
     }
-    if np.isfinite(list(judged.values())).all():
-        values |= judged | {JUDGED: 1.0}
-    return _tensors(values), confusion
+    known = np.isfinite(list(judged.values())).all()
+    return _accuracies(confusion) | (judged | {JUDGED: 1.0} if known else {})
 
 
 def _accuracies(confusion: NDArray[np.int64]) -> dict[str, float]:
