@@ -14,6 +14,7 @@ from tightframe.errors import ContributionError
 from tightframe.learning.one_sum import temperature
 from tightframe.learning.one_sum.temperature import KNOWN
 from tightframe.phases import ADMITTED, Cohort, Contribution, Field, Phase, Schema
+from tightframe.rounds.moments import COUNTS as POOLED_COUNTS
 from tightframe.rounds.moments import SUMS
 from tightframe.rounds.riders import class_rules
 from tightframe.rounds.setup import prepare
@@ -109,6 +110,26 @@ def test_a_failed_silos_counts_are_under_the_rules_only_where_the_job_has_them()
     assert off["counts"].tolist() == [9, 4, 0, 7], "as an honest term has them"
     on = class_rules.own_classes(silo, SCHEMA, {class_rules.OFFERED: torch.ones(4, dtype=torch.uint8)})
     assert on["counts"].tolist() == [9, 0, 0, 7]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [([POOLED_COUNTS], 9), (["moments/counts", "moments/rows"], 9), (["prototype/counts"], 18)],
+    ids=str,
+)
+def test_a_failed_silos_counts_have_repeated_records_as_its_own_term_would_have_them(
+    names: list[str], expected: int
+) -> None:
+    """The difference of both totals was how many one hospital repeats."""
+    silo: Any = SimpleNamespace(
+        class_counts=lambda fold, distinct=False: torch.tensor([9 if distinct else 18]),
+        held_counts=lambda: torch.tensor([9]),
+        offers_prototypes=True,
+        setting=SimpleNamespace(findings=False),
+    )
+    schema = Schema(tuple(Field(name, (1,), static=True, per_class=True) for name in names))
+    own = class_rules.own_classes(silo, schema, {})
+    assert [own[name].tolist() for name in names] == [[expected]] * len(names)
 
 
 def test_a_failed_silos_counts_of_findings_are_those_of_both_kinds_of_records() -> None:

@@ -38,7 +38,7 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
-from tightframe.rounds.moments import COUNTS as FINDINGS
+from tightframe.rounds.moments import COUNTS as POOLED
 from tightframe.rounds.moments import SUMS
 from tightframe.rounds.riders.view import RiderView, rider_view
 
@@ -111,7 +111,9 @@ def own_classes(silo: RiderView, schema: Schema, received: Tensors) -> dict[str,
             item for item in schema.fields if item.per_class and item.shape in shapes and item.name != HOLDERS
         )
     )
-    records = silo.class_counts("train").to(torch.float64)
+    # As ``learning.few_records.distinct_rows.counts_phase`` and pooled class counts have them.
+    once = any(item.name == POOLED or item.name.endswith("/rows") for item in counts_schema.fields)
+    records = silo.class_counts("train", distinct=once).to(torch.float64)
 
     def value(item: Field) -> torch.Tensor:
         if len(item.shape) == 2:
@@ -183,7 +185,7 @@ def sums_over_classes(schema: Schema) -> bool:
 
 def sums_by_class(item: Field) -> bool:
     """Return True for sums of vectors by class, but not for counts of findings and of an evaluation."""
-    counts = item.name == FINDINGS or item.name.startswith("evaluation/")
+    counts = item.name == POOLED or item.name.startswith("evaluation/")
     return item.per_class and len(item.shape) > 1 and not counts
 
 
