@@ -127,13 +127,14 @@ class OwnCounts(ABC):
         """Return a mask of the classes of which this silo's records have enough values, bool (C,).
 
         Without sums by class in training all classes pass. With them the mask is of all sums of the job: what
-        two sums differ in would be this silo's own.
+        two sums differ in would be this silo's own. So where the columns themselves are summed, which a silo
+        adds in the moments, too, pooled moments hide none of their values.
         """
         synthetic = self.context.data.synthetic
         least = 0 if synthetic else least_class_values(self.context.policy, self.setup)
         if not least:
             return torch.ones(self.setting.num_classes, dtype=torch.bool)
-        rows = self.own_rows()
+        rows = self.own_rows(pooled=not self.sums_columns)
         return rows.by_class * rows.values >= least
 
     def backed(self, sizes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -159,20 +160,23 @@ class OwnCounts(ABC):
             needed=needed,
         )
 
-    def record_values(self, *, staying: bool = False, evaluated: bool = False) -> torch.Tensor:
+    def record_values(
+        self, *, staying: bool = False, evaluated: bool = False, pooled: bool = True
+    ) -> torch.Tensor:
         """Return how many unknown numbers a training record of each class has, float64 (C,).
 
         Args:
             staying: count the records that stay in a withdrawal, not those before it.
             evaluated: count inputs as evaluations take them, not as the job trains on them
                 (``common_values``).
+            pooled: count columns by their spread once silos' moments divide them.
         """
         return count_values(
             self.inputs(staying=staying, evaluated=evaluated),
             self.setting.num_classes,
             self.setup.columns,
             self.min_class_count,
-            scale=self._scale(),
+            scale=self._scale(pooled=pooled),
         )
 
     def column_bits(self, *, evaluated: bool = False) -> tuple[float, ...]:
@@ -191,18 +195,18 @@ class OwnCounts(ABC):
             cache[key] = column_bits(inputs, self.setup.columns, scale)
         return cache[key]
 
-    def own_rows(self, *, staying: bool = False) -> OwnRows:
+    def own_rows(self, *, staying: bool = False, pooled: bool = True) -> OwnRows:
         """Return the numbers of distinct training records, and of their values; counted once in a run.
 
         Args:
-            staying: see ``record_values``.
+            staying, pooled: see ``record_values``.
         """
-        cache, scale = self.context.own_rows, self._scale()
+        cache, scale = self.context.own_rows, self._scale(pooled=pooled)
         key = staying, None if scale is None else scale.numpy().tobytes()
         if key not in cache:
             rows = DistinctRows(self.setting.num_classes)
             rows.add(*self.rows(staying=staying))
-            cache[key] = own_rows(rows, self.record_values(staying=staying))
+            cache[key] = own_rows(rows, self.record_values(staying=staying, pooled=pooled))
         return cache[key]
 
     def rows(self, *, staying: bool = False) -> tuple[list[bytes], torch.Tensor]:
@@ -217,12 +221,16 @@ class OwnCounts(ABC):
             labels.append(classes.cpu())
         return rows, torch.cat(labels)
 
-    def _scale(self) -> torch.Tensor | None:
-        """Return the divisor that the model applies to each input of a table; None if nobody sets one."""
+    def _scale(self, *, pooled: bool = True) -> torch.Tensor | None:
+        """Return the divisor that the model applies to each input of a table; None if nobody sets one.
+
+        Args:
+            pooled: see ``record_values``.
+        """
         if len(shape := self.setting.input_shape) != 1:
             return None
         if STANDARDISE_STD in shared_template(self.setting).state_dict():
-            return None if self.pooled is None else mean_and_deviation(self.pooled)[1]
+            return mean_and_deviation(self.pooled)[1] if pooled and self.pooled is not None else None
         ranges = isinstance(self.setup.dataset_options, TableOptions)  # the job's contract has them
         return torch.ones(shape, dtype=torch.float64) if ranges else None
 
