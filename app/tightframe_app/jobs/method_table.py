@@ -82,9 +82,9 @@ def methods(
 ) -> None:
     """List the methods: the fields that a silo contributes to their sums, and the number of bytes.
 
-    In addition to the fields listed, every method sums the model's update, the mean losses, and
-    an evaluation. With secure sums, the silos verify every total and compute each model from it
-    themselves.
+    In addition to the fields listed, every method that trains sums the mean losses, an evaluation, and the
+    model's update, unless its own line says what it sums in place of that. With secure sums, the silos verify
+    every total and compute each model from it themselves.
     """
     sums = kept(name) if like == LIKE and contract is None else []
     sums = sums or computed(name, like, contract)

@@ -147,7 +147,8 @@ def test_jobs_that_released_exact_totals_are_counted_beside_what_was_charged(
     said = flat(run("explain", "--state-dir", tmp_path).stdout)
     assert (
         "2 jobs without differential privacy released exact totals, which no epsilon counts; evaluations "
-        "(TF-627) and rounds (TF-625) have limits of their own (tightframe site release show): j1, j3" in said
+        "(TF-627) and rounds (TF-625) have limits of their own (by data set: tightframe site release show). "
+        "Of all data sets here: j1, j3" in said
     )
     # No proved limit covers them, so none is promised for all that was released.
     assert "whoever sees all of these noisy releases" in said and "everything" not in said

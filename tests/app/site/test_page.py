@@ -163,7 +163,7 @@ def test_one_clock_jobs_by_name_and_no_backticks(kit: kits.Kit, monkeypatch: pyt
     assert "flat_&lt;b&gt;, a withdrawal (8c41e0d2)" in shown and "add <code>pins</code> here" in shown
     assert found.exact == (OTHER,), "the other one was charged"
     assert "1 job without differential privacy released exact totals, which no epsilon counts" in shown
-    assert "(tightframe site release show): flat_" in shown
+    assert "tightframe site release show). Of all data sets here: flat_" in shown
     states = [one.state for one in found.findings]
     assert f"{states.count('note')} note" in shown and "finding" not in shown
 

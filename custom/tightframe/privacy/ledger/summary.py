@@ -144,8 +144,8 @@ def exact_text(jobs: Sequence[str]) -> str:
     """List the jobs that released exact totals, which no epsilon covers."""
     return (
         f"{plural(len(jobs), 'job')} without differential privacy released exact totals, which no epsilon "
-        "counts; evaluations (TF-627) and rounds (TF-625) have limits of their own (tightframe site release "
-        f"show): {', '.join(jobs)}"
+        "counts; evaluations (TF-627) and rounds (TF-625) have limits of their own (by data set: tightframe "
+        f"site release show). Of all data sets here: {', '.join(jobs)}"
     )
 
 
