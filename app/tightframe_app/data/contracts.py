@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tightframe_app.site.checks.findings import State
 
 WIDTH = 120
+SHOWN_COLUMNS = 5
 out = lines()
 err = lines(stderr=True)
 
@@ -280,8 +281,8 @@ def _of_kind(
     ]
 
 
-def _possible_rows(contract: Contract, data: TableData) -> tuple[int, float] | None:
-    """Return the bits that a row needs by ``standard``, and has at most here; None if these suffice.
+def _possible_rows(contract: Contract, data: TableData) -> tuple[int, dict[str, float]] | None:
+    """Return the bits that a row needs by ``standard``, and at most has here by column; None if they suffice.
 
     For a job's exact sums the site counts again, without values by which few patients stand out.
     """
@@ -291,8 +292,10 @@ def _possible_rows(contract: Contract, data: TableData) -> tuple[int, float] | N
     from tightframe.learning.few_records.record_values import column_bits
 
     inputs, least = torch.from_numpy(data.features("train")), PROFILES["standard"]["min_row_bits"]
-    bits = sum(column_bits([(inputs, torch.zeros(len(inputs)))], contract.widths))
-    return (least, bits) if len(inputs) and bits < least else None
+    bits = column_bits([(inputs, torch.zeros(len(inputs)))], contract.widths)
+    if not len(inputs) or sum(bits) >= least:
+        return None
+    return least, {column.column: number for column, number in zip(contract.columns, bits, strict=True)}
 
 
 def _checked(name: str, contract: Contract, entry: TableSite, by_site: dict[str, Sequence[int]]) -> bool:
@@ -412,10 +415,12 @@ def _readable_findings(
         data = divided(encoded, contract)
         if (possible := _possible_rows(contract, data)) is not None:
             least, bits = possible
+            largest = sorted(bits, key=lambda name: -bits[name])[:SHOWN_COLUMNS]
+            most = ", ".join(f"{name} {bits[name]:.1f}" for name in largest)
             yield (
                 "note",
-                f"at most 2 to the {bits:.1f} rows are possible here, and a job without `privacy` needs "
-                f"2 to the {least} (TF-628, by column: tightframe site check --job)",
+                f"at most 2 to the {sum(bits.values()):.1f} rows are possible here, most by {most}; "
+                f"a job without `privacy` needs 2 to the {least} (TF-628)",
             )
     sizes = ", ".join(f"{len(data.labels(fold))} {fold}" for fold in FOLDS)
     labels, titles = data.labels("train"), contract.label.titles

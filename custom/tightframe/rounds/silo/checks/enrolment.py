@@ -278,7 +278,7 @@ def check_possible_rows(silo: LocalSilo) -> None:
             f"exact totals of a table of fewer than 2 to the {least} possible rows",
             "privacy",
             f"from few totals its records are found among these. {_row_bits(setup, bits)}. Columns that keep "
-            "patients apart better, fewer units that train on them, or `privacy`, are safe",
+            "patients apart better, fewer units in the first layer, or `privacy`, are safe",
         )
         raise BelowPolicyError([refusal], shown_to_lead=policy.tell_refusals, code="TF-628")
 
