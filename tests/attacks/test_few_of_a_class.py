@@ -25,6 +25,7 @@ JOB: dict[str, Any] = {
     "method_options": {"covariance": "shared"},
     "model": "identity",
     "model_options": {"standardise": True},
+    "min_sites": 4,
 }
 
 

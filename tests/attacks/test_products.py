@@ -37,7 +37,9 @@ from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.silo.view import LocalSilo
 
-OFF = PolicyBlock(profile="standard", records_per_feature=0)
+OFF = PolicyBlock(profile="standard", records_per_feature=0, minimum_cohort=1)
+ANY_COHORT = STANDARD.model_copy(update={"minimum_cohort": 1})
+"""``ccvr`` is for four hospitals (``test_two_equations``)."""
 WIDE: dict[str, Any] = {
     "method": "fed3r",
     "weights": "exact",
@@ -162,7 +164,7 @@ def test_layers_with_more_units_than_records_tell_who_was_trained_on(tmp_path: P
 def refused(values: dict[str, Any], folder: Path, data: dict[str, Records] | None = None) -> str:
     """Return why a hospital refuses a job at enrolment, before anything is masked."""
     with pytest.raises(PolicyError) as caught:
-        Federation(values, data or small(), state=folder).enroll()
+        Federation(values, data or small(), state=folder, policy=ANY_COHORT).enroll()
     assert caught.value.code == "TF-625"
     return str(caught.value)
 

@@ -132,15 +132,15 @@ def test_no_other_features_of_the_same_records_are_summed(
 ) -> None:
     """Each seed's class sums or products are more equations in the same records."""
     first = {**RANDOM, **job, "weights": "exact"}
-    hospitals = small()
-    federation = Federation(first, hospitals, state=tmp_path).enroll()
+    hospitals, policy = small(), PolicyBlock(profile="standard", minimum_cohort=1)
+    federation = Federation(first, hospitals, state=tmp_path, policy=policy).enroll()
     assert any(
         summed in (totals := federation.sum(*each.place)) and totals[summed].any()
         for each in federation.setup.plan
     )
     other = {**first, "model_options": {**RANDOM["model_options"], "seed": 1}}
-    said = enrolment_refused(Federation(other, hospitals, state=tmp_path, job_id="job-b"), "hospital-4")
-    assert "features " in said
+    second = Federation(other, hospitals, state=tmp_path, job_id="job-b", policy=policy)
+    assert "features " in enrolment_refused(second, "hospital-4")
 
 
 @pytest.mark.parametrize(
@@ -276,6 +276,7 @@ CCVR = {
     "method": "ccvr",
     "method_options": {"covariance": "shared"},
     "model_options": {"width": 16},
+    "min_sites": 4,
 }
 NO_RARE = {HOLDERS: {HOLDERS: np.array([0.0, np.nan])}}
 """What the liar says: that it holds no record of class 0, which leaves two holders."""

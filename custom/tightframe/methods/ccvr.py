@@ -25,7 +25,7 @@ covariance over n with a formula for n - 1; neither is the paper's.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -69,6 +69,10 @@ class CcvrConfig(StrictModel):
         epochs: passes over all draws, which are drawn once.
         learning_rate, momentum, batch_size: of SGD on the head.
     """
+
+    tells_gradients: ClassVar[bool] = True
+    """Its moments tell, nearly, the sum of the silos' gradients in the head, which updates at a small rate
+    weigh by steps."""
 
     virtual_features: int = Field(default=1000, ge=1, le=1_000_000)
     covariance: Literal["class", "shared"] = "class"
