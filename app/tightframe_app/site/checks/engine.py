@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tightframe.errors import SiteConfigError
+from tightframe.results.words import plural
 from tightframe_app.federation.kits import common_name
 from tightframe_app.site.checks.findings import Finding, Scope, State
 
@@ -109,7 +110,7 @@ def _guard_in(privacy: dict[str, Any] | None, wanted: State) -> Iterator[Finding
         text = "the egress guard is not a component in local/privacy.json: a job's filter would run after it"
         yield Finding("engine", wanted, text)
     else:
-        yield Finding("engine", "ok", f"the egress guard filters results in {len(scopes)} scope(s)")
+        yield Finding("engine", "ok", f"the egress guard filters results ({plural(len(scopes), 'scope')})")
 
 
 def _resources_in(resources: dict[str, Any], wanted: State) -> Iterator[Finding]:

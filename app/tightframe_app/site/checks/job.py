@@ -500,8 +500,10 @@ def _rounds(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> I
     parts = sums.parts(context.policy.records_per_feature)
     if parts.largest <= 1:
         more = "" if parts.fit(before) else "; that is more: a person at this site accepted one run of it"
-        shares = f"{float(parts.largest):.1%} of what records allow, {float(before.largest):.1%}"
-        takes = f"take {shares} taken by earlier jobs{more}"
+        takes = (
+            f"take {float(parts.largest):.1%} of the nearest of their limits; earlier jobs took "
+            f"{float(before.largest):.1%} of theirs{more}"
+        )
         yield Finding(area, "ok", f"{context.job.job_name}: its exact sums of what is trained {takes}")
 
 

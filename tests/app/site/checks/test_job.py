@@ -448,7 +448,7 @@ def test_a_job_is_held_against_exact_rounds_of_earlier_jobs(
 
     for weights in ("exact", "uniform"):
         (found,) = told(weights=weights)
-        assert found.state == "ok" and "0.0% taken by earlier jobs" in found.text
+        assert found.state == "ok" and "earlier jobs took 0.0% of theirs" in found.text
     _write(hospital, Trained("skin", "job-1", 1, "train-0", "job-1", bytes(32), 2, 2, 13, 40, 4))
     (found,) = told()
     unless = "refused unless other sites have more records than this one: TF-625: "
@@ -460,7 +460,7 @@ def test_a_job_is_held_against_exact_rounds_of_earlier_jobs(
     assert "With the 2 of this job 119.0%, if the other sites" in said
     assert "A job of fewer rounds would disclose less: none of these sums fit without" in said
     (found,) = told(weights="uniform")
-    assert found.state == "ok" and "100.0% taken by earlier jobs; that is more: a person" in found.text
+    assert found.state == "ok" and "earlier jobs took 100.0% of theirs; that is more: a person" in found.text
 
 
 def test_a_site_is_told_which_classes_it_leaves_out_of_class_sums(
