@@ -123,7 +123,7 @@ class Training(Lasting):
         """Return these values with batches of at most half of a silo's records.
 
         Args:
-            records: of the silo's training fold, each counted once; at least 2.
+            records: by which the silo weighs, each counted once; at least 2.
             drawn: records of an epoch, repeated ones counted each time. A single last one joins the batch
                 before it (``learning.batches.merge_single_tail``).
 

@@ -283,7 +283,30 @@ class SiloContext:
                 "this site trains on batches of at most half of them (`full_batches` of its policy).",
                 code="TF-208",
             )
-        return job.training.by_halves(records, len(self.data.labels("train")))
+        if counted := int(self.counted_in_public(own_labels(self.data)).sum()):
+            return job.training.by_halves(counted, self._drawn)
+        size = min(job.training.batch_size, self._least, records // 2)
+        return job.training.model_copy(update={"batch_size": size})
+
+    @property
+    def drawn_records(self) -> int:
+        """Number of records that an epoch draws, repeats counted: as many as those of the public weight.
+
+        A sum of steps tells how many batches that is. Where every class is of few patients, these are as many
+        as at any other such silo.
+        """
+        if not self.draws_batches:
+            return len(self.data.labels("train"))
+        alike = math.ceil(2 * self._least / min(self.job.training.batch_size, self._least))
+        return self._drawn or self.training.batch_size * alike
+
+    @property
+    def _drawn(self) -> int:
+        return int(self.counted_in_public(self.data.labels("train")).sum())
+
+    @property
+    def _least(self) -> int:
+        return self.policy.class_count(synthetic=self.data.synthetic)
 
     @property
     def limits_evaluations(self) -> bool:

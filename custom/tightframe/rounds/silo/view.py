@@ -315,17 +315,12 @@ class LocalSilo(OwnCounts):
         stream = torch.Generator().manual_seed(self.stream("order", epoch))
         if not self.context.draws_batches:
             return torch.randperm(count, generator=stream).tolist()
-        sizes = [len(batch) for batch in self._steps_of(count)]
+        sizes = [len(batch) for batch in self._steps()]
         return torch.cat([torch.randperm(count, generator=stream)[:size] for size in sizes]).tolist()
 
-    def _steps_of(self, count: int) -> Sequence[Sequence[int]]:
-        """Return an epoch's batches, as many as of the records that the public weight is of.
-
-        A sum of steps tells how many these are.
-        """
-        if self.context.draws_batches:
-            count = int(self.context.counted_in_public(self.context.data.labels("train")).sum()) or count
-        return merge_single_tail(range(count), self.setting.local.batch_size)
+    def _steps(self) -> Sequence[Sequence[int]]:
+        """Return an epoch's batches, of no records in particular."""
+        return merge_single_tail(range(self.context.drawn_records), self.setting.local.batch_size)
 
     def _batches_in(
         self,
@@ -385,7 +380,7 @@ class LocalSilo(OwnCounts):
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         """Run the stages of local training on the training fold."""
         local = self.setting.local
-        batches = len(self._steps_of(len(self.context.data.labels("train"))))
+        batches = len(self._steps())
         if not self._trains:
             return FitReport(sum((stage.epochs or 0) * batches + (stage.steps or 0) for stage in stages))
         with self.unit_records(model, passes=loop.passes(stages, batches)) as units:
