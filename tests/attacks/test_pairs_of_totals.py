@@ -153,6 +153,7 @@ def job_of(method: str, **more: Any) -> dict[str, Any]:
         "model": "identity",
         "model_options": {"standardise": True},
         "weights": "exact",
+        "min_sites": len(NAMES),
         **JOBS.get(method, {}),
         **more,
     }
