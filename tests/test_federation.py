@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -453,6 +455,28 @@ def test_all_problems_of_a_call_come_at_once() -> None:
 
 
 @pytest.mark.whole
+def test_a_run_in_one_process_does_not_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of two rounds and four silos took three seconds, of which half were waits."""
+
+    def wait(descriptor: int) -> None:
+        raise AssertionError("waits for the disk")
+
+    monkeypatch.setattr(os, "fsync", wait)
+    opened: list[object] = []
+    connect = sqlite3.connect
+
+    class Connection(sqlite3.Connection):
+        def close(self) -> None:
+            opened.append(self.execute("PRAGMA synchronous").fetchone()[0])
+            super().close()
+
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda *args, **kwargs: connect(*args, **kwargs, factory=Connection)
+    )
+    federation.run("fedavg", SILOS, 1, **SMALL)
+    assert set(opened) == {0}
+
+
 def test_a_temporary_folder_lasts_as_long_as_the_outcome(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         result = federation.run("fedavg", SILOS, 1, **SMALL)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tightframe.files import indented, write_atomically
+from tightframe.files import append_durably, indented, waiting, write_atomically
 
 
 def test_a_temporary_file_that_was_left_lends_the_new_one_nothing(tmp_path: Path) -> None:
@@ -29,6 +30,23 @@ def test_a_link_in_its_place_is_not_written_through(tmp_path: Path) -> None:
     write_atomically(tmp_path / "key", b"secret", mode=0o600, locked=True)
     assert elsewhere.read_bytes() == b"of somebody else"
     assert (tmp_path / "key").read_bytes() == b"secret" and not (tmp_path / "key").is_symlink()
+
+
+def test_only_a_simulation_does_not_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    with waiting(False):
+        write_atomically(tmp_path / "whole", b"whole")
+        append_durably(tmp_path / "lines", b"line\n")
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(write_atomically, tmp_path / "elsewhere", b"whole").result()
+    assert len(synced) == 2, "the file and its folder, of another thread"
+    assert {item.read_bytes() for item in tmp_path.iterdir()} == {b"whole", b"line\n"}
+    write_atomically(tmp_path / "whole", b"again")
+    append_durably(tmp_path / "lines", b"line\n")
+    assert len(synced) == 5
 
 
 def test_what_root_replaces_stays_its_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

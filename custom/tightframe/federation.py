@@ -29,6 +29,7 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.base import DatasetSpec, SiloData
 from tightframe.data.objects import from_objects, is_opened
 from tightframe.errors import JobError, TightframeError, failure_code
+from tightframe.files import waiting
 from tightframe.learning.model_update import build_template
 from tightframe.learning.own_loop import LocalTraining, TrainingLoop
 from tightframe.models.own_modules import check_output, from_module
@@ -245,6 +246,7 @@ def run_job(
     return _run(prepare(job), data, entries, folder, initial_model, on_round, stopped)
 
 
+@waiting(False)
 def _run(
     setup: JobSetup,
     data: Mapping[str, SiloData] | None,

@@ -10,9 +10,12 @@ import os
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any, TextIO
+
+_waits = ContextVar("waits", default=True)
 
 
 def quoted(path: Path) -> str:
@@ -55,7 +58,7 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, locked: bool
             _keep_owner(descriptor, path)
             stream.write(data)
             stream.flush()
-            os.fsync(stream.fileno())
+            sync(stream.fileno())
         os.replace(temporary, path)
         sync_folder(path.parent)
     except BaseException:
@@ -144,16 +147,40 @@ def append_durably(path: Path, lines: bytes, *, mode: int = 0o600) -> None:
     with os.fdopen(descriptor, "ab") as stream:
         stream.write(lines)
         stream.flush()
-        os.fsync(stream.fileno())
+        sync(stream.fileno())
     if new:
         sync_folder(path.parent)
+
+
+@contextmanager
+def waiting(wait: bool) -> Iterator[None]:
+    """Wait for the disk in a block, in this thread, or not.
+
+    A simulation need not wait: a kill leaves its files whole, and only a power cut may lose them.
+    """
+    before = _waits.set(wait)
+    try:
+        yield
+    finally:
+        _waits.reset(before)
+
+
+def waits() -> bool:
+    """Check whether writes wait for the disk here."""
+    return _waits.get()
+
+
+def sync(descriptor: int) -> None:
+    """Return when an open file is on the disk, where writes wait for that."""
+    if waits():
+        os.fsync(descriptor)
 
 
 def sync_folder(folder: Path) -> None:
     """Make a new name in a folder last."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -216,7 +243,7 @@ def drop_torn_line(path: Path) -> None:
             start -= size
         if start < end:
             stream.truncate(start)
-            os.fsync(stream.fileno())
+            sync(stream.fileno())
 
 
 def file_sha256(path: Path) -> str:

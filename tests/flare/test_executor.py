@@ -20,12 +20,14 @@ from tests.support.made_isic import write_centre
 from tightframe import __version__
 from tightframe.config.job import parse_job
 from tightframe.errors import RunError
+from tightframe.files import waits
 from tightframe.flare import CODE, MESSAGE, doors, executor
 from tightframe.flare.executor import SiloExecutor
 from tightframe.flare.simulation.simulator import PREVIOUS_RUN
 from tightframe.rounds.context import Message
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums.common import SECURE, Accept
 from tightframe.rounds.sums.simulated_identity import simulated_anchor
 from tightframe.rounds.sums.transcripts import ServerIdentity
@@ -254,6 +256,27 @@ def test_production_without_a_kit_says_so_and_never_simulates(
     assert "checking every record" not in caplog.text, "the ledger comes first, and needs the key"
     assert str(hospital / "startup" / "fed_client.json") in caplog.text
     assert not list((hospital / "state").rglob("ledger.sqlite")), "nothing was advertised"
+
+
+@pytest.mark.parametrize(("secure", "waited"), [(True, True), (None, True), (False, False)])
+def test_production_waits_for_the_disk(
+    small: dict[str, Any],
+    hospital: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    secure: bool | None,
+    waited: bool,
+) -> None:
+    """Before a term leaves, its charge is on the disk."""
+    asked: list[bool] = []
+    monkeypatch.setattr(doors, "require", lambda _: None)
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    monkeypatch.setattr(SiloSession, "handle", lambda *_: asked.append(waits()) or {})
+    if secure is False:
+        path = hospital / "local" / "tightframe.json"
+        path.write_text(json.dumps({"sites": {"site-1": json.loads(path.read_text())}}))
+    small |= {"update_norm": 100.0}
+    _run(small, hospital, {}, secure=secure)
+    assert asked == [waited] and waits()
 
 
 def test_in_production_nothing_is_answered_without_the_guard_that_the_policy_wants(

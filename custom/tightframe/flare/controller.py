@@ -14,6 +14,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.signal import Signal
 
 from tightframe.errors import TightframeError
+from tightframe.files import waiting
 from tightframe.flare import doors
 from tightframe.flare.monitoring import consoles as monitor
 from tightframe.flare.simulation import quickened, workspace
@@ -152,7 +153,8 @@ class FederationController(Controller):
             )
             monitor.watch(fl_ctx.get_engine(), fl_ctx.get_job_id(), lambda: coordinator.record.status)
             self._telemetry.watch(coordinator.record)
-            coordinator.run(transport)
+            with waiting(bool(fl_ctx.get_prop(FLContextKey.SECURE_MODE, True))):
+                coordinator.run(transport)
         except TightframeError as error:
             self.system_panic(str(error), fl_ctx)
         except Exception as error:

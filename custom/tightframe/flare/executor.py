@@ -26,6 +26,7 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.refusals import REFUSALS, BelowPolicyError
 from tightframe.config.site import SiteEntry, site_entry
 from tightframe.errors import JobError, TightframeError, failure_code
+from tightframe.files import waiting
 from tightframe.flare import CODE, MESSAGE, guard
 from tightframe.flare.accounts import permissions
 from tightframe.flare.identity import site_identity
@@ -83,7 +84,8 @@ class SiloExecutor(Executor):
                 session = self._session or self._open(fl_ctx)
                 self._session = session
                 reply = make_reply(ReturnCode.OK)
-                reply[MESSAGE] = session.handle(task_name, shareable[MESSAGE])
+                with waiting(session.context.production):
+                    reply[MESSAGE] = session.handle(task_name, shareable[MESSAGE])
                 return reply
             except TightframeError as error:
                 self.logger.error("%s", error)

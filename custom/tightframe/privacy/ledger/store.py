@@ -1,8 +1,9 @@
 """The ledger's file: one SQLite database, and a small file beside it with its length.
 
-WAL with ``synchronous=FULL``: a commit is on the disk when it returns, and a crash at any moment
-leaves either the complete entry or nothing. Writers take the lock *before* they read, so that two processes
-never decide on the same state. This needs a local disk: WAL does not work over a network.
+WAL with ``synchronous=FULL``: a commit is on the disk when it returns, except in a simulation
+(``files.waiting``), and a crash at any moment leaves either the complete entry or nothing. Writers take the
+lock *before* they read, so that two processes never decide on the same state. This needs a local disk: WAL
+does not work over a network.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import quote
 
-from tightframe.files import indented, sync_folder, write_atomically
+from tightframe.files import indented, sync, sync_folder, waits, write_atomically
 from tightframe.privacy.ledger.entries import LedgerError, TamperError
 from tightframe.privacy.ledger.rows import HEAD, Row, Signer, digest
 from tightframe.securesum.primitives import encode_fields
@@ -145,7 +146,7 @@ def create_file(path: Path, signer: Signer, time: datetime) -> None:
             with closing(sqlite3.connect(new, isolation_level=None)) as connection:
                 _fill(connection, make_head(*_first(), time, signer), signer)
             descriptor = os.open(new, os.O_RDONLY)
-            os.fsync(descriptor)
+            sync(descriptor)
             os.close(descriptor)
             os.link(new, path)  # fails if another process was faster
             sync_folder(path.parent)
@@ -160,6 +161,7 @@ def _first() -> tuple[str, int, str]:
 
 
 def _fill(connection: sqlite3.Connection, head: Head, signer: Signer) -> None:
+    _synchronise(connection)
     connection.execute(f"PRAGMA application_id={_APPLICATION}")
     connection.execute(f"PRAGMA user_version={VERSION}")
     connection.execute("PRAGMA journal_mode=WAL")
@@ -213,9 +215,9 @@ class Store:
         if read_only:
             return
         self._connection.execute("PRAGMA foreign_keys=ON")
-        self._connection.execute("PRAGMA synchronous=FULL")
+        level = _synchronise(self._connection)
         settings = [self._pragma(name) for name in ("journal_mode", "synchronous", "foreign_keys")]
-        if settings != ["wal", 2, 1]:
+        if settings != ["wal", level, 1]:
             raise LedgerError(
                 f"Expected the ledger {self.path} to be written in WAL mode with full synchronisation, but "
                 f"got {settings}. Put `state_dir` on a local disk."
@@ -377,6 +379,13 @@ def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
             raise
         return _opened(f"{where}?immutable=1")
     return opened
+
+
+def _synchronise(connection: sqlite3.Connection) -> int:
+    """Let commits wait for the disk, except in a simulation; return the setting's number."""
+    level = 2 if waits() else 0  # FULL, OFF
+    connection.execute(f"PRAGMA synchronous={level}")
+    return level
 
 
 def _opened(uri: str) -> sqlite3.Connection:
