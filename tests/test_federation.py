@@ -454,7 +454,6 @@ def test_all_problems_of_a_call_come_at_once() -> None:
         assert part in told
 
 
-@pytest.mark.whole
 def test_a_run_in_one_process_does_not_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of two rounds and four silos took three seconds, of which half were waits."""
 
@@ -477,6 +476,7 @@ def test_a_run_in_one_process_does_not_wait_for_the_disk(monkeypatch: pytest.Mon
     assert set(opened) == {0}
 
 
+@pytest.mark.whole
 def test_a_temporary_folder_lasts_as_long_as_the_outcome(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         result = federation.run("fedavg", SILOS, 1, **SMALL)

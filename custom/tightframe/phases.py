@@ -373,6 +373,10 @@ class SiloView(Protocol):
         """Count patients with training records of each class, by which the class rules go: int64 (C,)."""
 
     @property
+    def drawn_records(self) -> int:
+        """Number of records that an epoch of training takes, repeats counted."""
+
+    @property
     def min_class_count(self) -> int:
         """Least number of patients of a class with which the silo tells of that class."""
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.attacks.test_false_flags import Some
 from tests.attacks.test_products import totals
-from tests.support.attacks.malicious_server import Federation, Records, hearts
+from tests.support.attacks.malicious_server import ANY_WIDTH, Federation, Records, hearts
 
 from tightframe.config.policy import PolicyBlock
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
@@ -95,6 +95,20 @@ def test_nor_does_how_many_steps_they_are_trained_in(tmp_path: Path) -> None:
     silo = LocalSilo(run.sessions[VICTIM].context, run.setup, torch.device("cpu"), 1)
     steps = sum(1 for _ in silo.batches("train", augment=False, shuffle=True))
     assert steps == 40
+
+
+def test_class_means_of_the_last_epoch_are_of_the_records_that_it_draws(tmp_path: Path) -> None:
+    """FedAvg_ETF took an epoch for all records: with 24 of 64 in a class of few, it counted none of three."""
+    values = {"method": "fedavg_etf", "model": "mlp", "model_options": {"widths": [4]}, "rounds": 4}
+    values |= {"method_options": {"mu_divisor": "count_weighted", "measure": "last_epoch", "warm_up": 1}}
+    values |= {"training": {"epochs": 3, "batch_size": 8}}
+    policy = ANY_WIDTH.model_copy(update={"min_class_count": 25})
+    run = Federation(values, with_few(24), state=tmp_path, policy=policy).enroll()
+    counted = totals(run, "memory/denominator")["memory/denominator"]
+    declared = run.weights()
+    full = sum(weight for weight in declared.values() if weight > 40)
+    assert sorted(declared.values()) == [40, 40, 80, 80]
+    assert full + 30 < counted.sum() <= full + 80, "of the two with a class of few, those of the other"
 
 
 @pytest.mark.whole

@@ -34,6 +34,7 @@ TRAINING = {"momentum": 0.0, "learning_rate": 1e-4, "batch_size": 16}
         {"method": "combine", "method_options": {"local": "scaffold", "server": "scaffold"}},
         {"method": "combine", "method_options": {"local": "feddc", "server": "feddc"}},
         {"method": "ccvr", "method_options": {"covariance": "shared"}},
+        {"method": "fedavg", "start": "fed3r", "model": "random_features", "model_options": {"width": 8}},
     ],
     ids=str,
 )

@@ -111,9 +111,9 @@ class Policy(Rules):
         Args:
             options: the method's validated options; with ``splits_by_sign`` it sums by sign, with
                 ``geometric`` it takes geometric means; ``equations`` (1) of its fields are a silo's update
-                times a factor of its own; with ``tells_gradients`` sums beside the updates tell that of the
-                silos' gradients; with ``share_units`` a network with that many hidden units takes its class
-                shares.
+                times a factor of its own; with ``tells_gradients`` sums beside the updates, as those of a
+                job's ``start``, tell that of the silos' gradients; with ``share_units`` a network with that
+                many hidden units takes its class shares.
             job: the method's; with differential privacy each record's influence must be bounded. None skips
                 the checks that depend on it.
 
@@ -165,9 +165,9 @@ class Policy(Rules):
 
     def _least_for(self, job: JobConfig, options: Any) -> int:
         """Return the least number of silos in a sum with fewer fields than honest silos."""
+        started = job.start is not None and job.privacy is None
         several: int = getattr(options, "equations", 1)
-        if getattr(options, "tells_gradients", False):
-            several = max(several, 2)
+        several += started or getattr(options, "tells_gradients", False)
         if units := getattr(options, "share_units", 0):
             spec = data.get(job.dataset)
             classes = spec.of(spec.options.model_validate(job.dataset_options)).num_classes

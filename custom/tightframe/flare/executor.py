@@ -106,7 +106,8 @@ class SiloExecutor(Executor):
         except (TightframeError, OSError) as error:  # as at every task before: nothing was kept
             self.logger.debug("nothing to delete at the end: %s", error)
         else:
-            session.end()
+            with waiting(session.context.production):
+                session.end()
 
     def _open(self, fl_ctx: FLContext) -> SiloSession:
         workspace = fl_ctx.get_engine().get_workspace()

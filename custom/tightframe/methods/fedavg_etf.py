@@ -253,7 +253,7 @@ def objective(silo: SiloView, broadcast: Tensors, state: Tensors, *, collect: Co
         vectors = setting.config.alpha * torch.where(rows, broadcast[VECTORS], 0)
         terms = vector_terms(vectors.to(silo.device))
     if collect == "means" and silo.offers_prototypes and not _by_pass(silo):
-        before = (setting.local.epochs - 1) * int(silo.class_counts("train").sum())
+        before = (setting.local.epochs - 1) * silo.drawn_records
         terms = (*terms, _watch(class_sums, after=before))
     return Objective(terms, gathered=class_sums)
 

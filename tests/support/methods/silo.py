@@ -46,6 +46,10 @@ class FakeSilo:
         return self.class_counts("train")
 
     @property
+    def drawn_records(self) -> int:
+        return len(self.labels)
+
+    @property
     def min_class_count(self) -> int:
         return self.least
 

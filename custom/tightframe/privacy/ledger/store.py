@@ -1,9 +1,9 @@
 """The ledger's file: one SQLite database, and a small file beside it with its length.
 
-WAL with ``synchronous=FULL``: a commit is on the disk when it returns, except in a simulation
-(``files.waiting``), and a crash at any moment leaves either the complete entry or nothing. Writers take the
-lock *before* they read, so that two processes never decide on the same state. This needs a local disk: WAL
-does not work over a network.
+WAL with ``synchronous=FULL``: a commit is on the disk when it returns, and a crash at any moment leaves
+either the complete entry or nothing; in a simulation (``files.waiting``) only a crash of the process does.
+Writers take the lock *before* they read, so that two processes never decide on the same state. This needs a
+local disk: WAL does not work over a network.
 """
 
 from __future__ import annotations
@@ -219,8 +219,8 @@ class Store:
         settings = [self._pragma(name) for name in ("journal_mode", "synchronous", "foreign_keys")]
         if settings != ["wal", level, 1]:
             raise LedgerError(
-                f"Expected the ledger {self.path} to be written in WAL mode with full synchronisation, but "
-                f"got {settings}. Put `state_dir` on a local disk."
+                f"Expected the ledger {self.path} to be written in WAL mode with synchronisation {level}, "
+                f"but got {settings}. Put `state_dir` on a local disk."
             )
 
     def _pragma(self, name: str) -> object:

@@ -90,6 +90,11 @@ class OwnCounts(ABC):
         labels = in_steps(data.labels("train"), self.min_class_count) if findings else data.labels("train")
         return torch.from_numpy(class_patients(data, labels, self.setting.num_classes))
 
+    @property
+    def drawn_records(self) -> int:
+        """Number of records that an epoch of training takes, repeats counted."""
+        return self.context.drawn_records
+
     def times_in_moments(self, admitted: torch.Tensor | None) -> torch.Tensor:
         """Return how often each training record counts in moments of the inputs, float64 (n,).
 
@@ -128,7 +133,8 @@ class OwnCounts(ABC):
 
         Without sums by class in training all classes pass. With them the mask is of all sums of the job: what
         two sums differ in would be this silo's own. So where the columns themselves are summed, which a silo
-        adds in the moments, too, pooled moments hide none of their values.
+        adds in the moments, too, pooled moments hide none of their values. In other networks they may: a
+        class is then in the moments and in no later sum, which tells its number of records.
         """
         synthetic = self.context.data.synthetic
         least = 0 if synthetic else least_class_values(self.context.policy, self.setup)

@@ -320,7 +320,7 @@ class LocalSilo(OwnCounts):
 
     def _steps(self) -> Sequence[Sequence[int]]:
         """Return an epoch's batches, of no records in particular."""
-        return merge_single_tail(range(self.context.drawn_records), self.setting.local.batch_size)
+        return merge_single_tail(range(self.drawn_records), self.setting.local.batch_size)
 
     def _batches_in(
         self,
