@@ -48,7 +48,9 @@ class Recipe:
             block = isinstance(value, dict) and value and key != "site_models"
             changes |= {f"{key}.{part}": item for part, item in value.items()} if block else {key: value}
         job = named.get(name).job(preset, sites=sites, changes=changes)
-        self.job = job if "update_norm" in values else named.with_norm(job)
+        if "update_norm" not in values:
+            job = named.with_norm(job)
+        self.job = job if "min_sites" in values else named.with_least_sites(job)
         self._gpus = int(preset == "full")
 
     def export(self, folder: Path) -> None:

@@ -238,6 +238,15 @@ def with_norm(job: JobConfig) -> JobConfig:
     return job.model_copy(update={"update_norm": UPDATE_NORM if job.privacy is None else NOISY_UPDATE_NORM})
 
 
+def with_least_sites(job: JobConfig) -> JobConfig:
+    """Return a job with the ``min_sites`` that production sites require of its method, if it has so many."""
+    from tightframe.config.policy import least_sites
+    from tightframe.rounds.setup import prepare
+
+    least = min(least_sites(job, prepare(job).setting.config), len(job.sites))
+    return job if least <= job.min_sites else job.model_copy(update={"min_sites": least})
+
+
 _ISIC: Mapping[str, Any] = {"dataset": "fed_isic2019", "seed": 2019}
 _ISIC_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "rehearsal": {

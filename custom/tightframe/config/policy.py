@@ -141,7 +141,8 @@ class Policy(Rules):
                     "variant with arithmetic means, or run the job without differential privacy",
                 )
             )
-        if job is not None and (least := self._least_for(job, options)) > job.min_sites:
+        least = least_sites(job, options) if job is not None and self.minimum_cohort > 1 else 0
+        if job is not None and least > job.min_sites:
             refusals.append(
                 Refusal(
                     "minimum_cohort",
@@ -162,19 +163,6 @@ class Policy(Rules):
                 )
             )
         self.refuse(refusals)
-
-    def _least_for(self, job: JobConfig, options: Any) -> int:
-        """Return the least number of silos in a sum with fewer fields than honest silos."""
-        started = job.start is not None and job.privacy is None
-        several: int = getattr(options, "equations", 1)
-        several += started or getattr(options, "tells_gradients", False)
-        if units := getattr(options, "share_units", 0):
-            spec = data.get(job.dataset)
-            classes = spec.of(spec.options.model_validate(job.dataset_options)).num_classes
-            several = max(several, units, classes - 1)
-        if several < 2 or self.minimum_cohort < 2:
-            return 0
-        return several + 1 + job.assumed_colluders(len(job.sites))
 
     def _needs_norm(self, job: JobConfig, options: Any) -> bool:
         return self.max_update_norm is not None and job.update_norm is None and takes_norm(job, options)
@@ -426,6 +414,23 @@ class PolicyBlock(_Optional):
         written = {name: getattr(self, name) for name in self.model_fields_set - {"profile"}}
         overrides = {name: value for name, value in written.items() if value is not None or name in NO_LIMIT}
         return Policy(profile=profile, **{**PROFILES[profile], **overrides})
+
+
+def least_sites(job: JobConfig, options: Any) -> int:
+    """Return the least number of silos in a sum with fewer fields than honest silos; 0 if any is enough.
+
+    Args:
+        job: with the method.
+        options: of the method, validated; see ``Policy.check_method``.
+    """
+    started = job.start is not None and job.privacy is None
+    several: int = getattr(options, "equations", 1)
+    several += started or getattr(options, "tells_gradients", False)
+    if units := getattr(options, "share_units", 0):
+        spec = data.get(job.dataset)
+        classes = spec.of(spec.options.model_validate(job.dataset_options)).num_classes
+        several = max(several, units, classes - 1)
+    return 0 if several < 2 else several + 1 + job.assumed_colluders(len(job.sites))
 
 
 def takes_norm(job: JobConfig, options: Any) -> bool:

@@ -365,6 +365,25 @@ def test_recipes_differ_in_their_methods_only() -> None:
         assert all(other == first for other in others)
 
 
+@pytest.mark.parametrize(
+    ("changes", "least"),
+    [
+        ({}, 3),
+        ({"method": "ccvr"}, 4),
+        ({"start": "fed3r"}, 4),
+        ({"method": "scaffold", "training.momentum": 0}, 4),
+    ],
+)
+def test_an_exported_job_has_the_sites_that_production_asks_of_its_method(
+    changes: dict[str, Any], least: int
+) -> None:
+    sites = ["north", "east", "south", "west"]
+    job = recipes.get("fedavg_isic").job("rehearsal", sites=sites, changes=changes)
+    assert recipes.with_least_sites(job).min_sites == least
+    three = recipes.get("fedavg_isic").job("rehearsal", sites=sites[:3], changes=changes)
+    assert recipes.with_least_sites(three).min_sites == 3, "which sites refuse where it is too few (TF-614)"
+
+
 @pytest.mark.parametrize("sites", range(4, 100))
 def test_the_default_minimum_is_the_least_number_over_two_thirds(sites: int) -> None:
     assert recipes.minimum(sites) == min(n for n in range(sites + 1) if 3 * n > 2 * sites)
