@@ -17,6 +17,7 @@ from tests.support.securesum.certificates import AT, Issued, issue, make_root
 from tests.support.securesum.protocol import add_integers
 
 from tightframe.securesum import transcript
+from tightframe.securesum.identity.certificate import MARK
 from tightframe.securesum.messages import (
     GROUPS,
     NO_TOTAL,
@@ -36,7 +37,7 @@ from tightframe.securesum.messages import (
 )
 from tightframe.securesum.primitives import Secret, ed25519_public, ed25519_sign, kem_public, x25519_public
 from tightframe.securesum.proofs import Ground
-from tightframe.securesum.transcript import SERVER, SIMULATED, Chain, SumRecord
+from tightframe.securesum.transcript import SERVER, Chain, SumRecord
 from tightframe.securesum.transcript.lines import line_hash
 
 NAMES = ("site-1", "site-2", "site-3", "site-4")
@@ -291,7 +292,7 @@ def short_run(view: str = SERVER) -> Run:
 
 def whole_run(view: str = SERVER, *, simulated: bool = False) -> Run:
     """As ``short_run``, with a sum that failed late, too, and a second epoch with fewer sites."""
-    run = Run(make_root(f"{SIMULATED} - x") if simulated else make_root(), view)
+    run = Run(make_root(MARK) if simulated else make_root(), view)
     epoch = run.epoch()
     run.opened(run.record(epoch, 0), GROUPS)
     run.opened(run.record(epoch, 1, missing=["site-2"]), blamed={"site-3": "a share is not the one signed"})

@@ -35,6 +35,7 @@ from tightframe.securesum.checks import (
 from tightframe.securesum.checks import verify as check_signature
 from tightframe.securesum.errors import IdentityError, ProtocolError
 from tightframe.securesum.identity import Anchor, Verifier, public_key_hash
+from tightframe.securesum.identity.certificate import is_simulated
 from tightframe.securesum.messages import (
     GROUPS,
     NO_TOTAL,
@@ -75,7 +76,6 @@ __all__ = [
     "FIRST",
     "MAX_LINE",
     "SERVER",
-    "SIMULATED",
     "Chain",
     "EpochReport",
     "Report",
@@ -91,10 +91,6 @@ __all__ = [
     "start",
     "verify",
 ]
-
-SIMULATED = "SIMULATED IDENTITY"
-"""Mark in the subject of a root certificate that the simulator generated."""
-
 
 Totals: TypeAlias = Callable[[int, Told], Mapping[Group, bytes] | None]
 """Returns the integers of a total of an epoch, for whoever has them; None for whoever has not."""
@@ -706,7 +702,7 @@ def _demand_threshold(count: int, threshold: int, *, opened: bool) -> None:
 
 def _is_simulated(root: bytes) -> bool:
     try:
-        return SIMULATED in x509.load_der_x509_certificate(root).subject.rfc4514_string()
+        return is_simulated(x509.load_der_x509_certificate(root))
     except ValueError:
         raise IdentityError(
             "the project's root certificate",
