@@ -186,14 +186,13 @@ def test_of_two_jobs_that_one_record_lies_between_the_second_is_refused_before_a
 def test_so_is_one_whose_sums_of_features_would_tell_it(tmp_path: Path, job: dict[str, Any]) -> None:
     """Another head is refused as well, but only once these are opened."""
     values = {"weights": "exact", "model": "random_features", "model_options": {"width": 16}, **job}
-    name, before = "hospital-4", small()
-    federation = Federation(values, before, state=tmp_path).enroll()
+    name, before, policy = "hospital-4", small(), PolicyBlock(profile="standard", minimum_cohort=1)
+    federation = Federation(values, before, state=tmp_path, policy=policy).enroll()
     federation.sum(*next(iter(federation.setup.plan)).place)
     corrected = Corrected(before[name])
-    said = enrolment_refused(
-        Federation(values, {**before, name: corrected}, state=tmp_path, job_id="job-b"), name
-    )
-    assert "summed records" in said
+    changed = {**before, name: corrected}
+    second = Federation(values, changed, state=tmp_path, job_id="job-b", policy=policy)
+    assert "summed records" in enrolment_refused(second, name)
 
 
 class Corrected(Records):
