@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.support.attacks.malicious_server import Federation, hearts
 
-from tightframe.config.policy import Policy, PolicyBlock
+from tightframe.config.policy import PolicyBlock
 from tightframe.config.refusals import BelowPolicyError
 from tightframe.rounds import codec
 
@@ -61,7 +61,7 @@ def without_the_rule(monkeypatch: pytest.MonkeyPatch) -> list[Terms]:
         return encode(schema, tensors, **how)
 
     monkeypatch.setattr(codec, "encode", spy)
-    monkeypatch.setattr(Policy, "_least_for", lambda self, job, options: 0)
+    monkeypatch.setattr("tightframe.config.policy.least_sites", lambda job, options: 0)
     return terms
 
 

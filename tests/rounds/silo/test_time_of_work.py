@@ -20,6 +20,7 @@ from tests.rounds.test_frozen_encoder import REST, TRAIN, seen, silos, values
 from tests.support.runs import asked, missed
 
 from tightframe.config.job import parse_job
+from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
 from tightframe.data.heart import HeartOptions
 from tightframe.data.heart.twin import open_twin
@@ -50,11 +51,13 @@ FROZEN: dict[str, Any] = {
 }
 
 
-def context_of(folder: Path, *, production: bool = True, **changes: Any) -> SiloContext:
+def context_of(
+    folder: Path, *, production: bool = True, policy: PolicyBlock | None = None, **changes: Any
+) -> SiloContext:
     return SiloContext(
         NAME,
         parse_job(values(**changes)),
-        SiteEntry(state_dir=str(folder), feature_cache="kept"),
+        SiteEntry(state_dir=str(folder), feature_cache="kept", policy=policy or PolicyBlock()),
         run_dir=folder / "run",
         records=silos()[NAME],
         production=production,
@@ -140,7 +143,8 @@ def test_a_rehearsal_stores_no_features_of_its_own(tmp_path: Path, spy: Spy) -> 
 
 def test_what_comes_before_the_rounds_has_a_floor_too(tmp_path: Path, spy: Spy) -> None:
     """Which classes a server says that others hold decides how many records a silo sums."""
-    context = context_of(tmp_path, **{**FROZEN, "encoder": "random", "start": "fed3r"})
+    policy = PolicyBlock(minimum_cohort=1)  # a start takes four hospitals
+    context = context_of(tmp_path, policy=policy, **{**FROZEN, "encoder": "random", "start": "fed3r"})
     silo = Contributor(context)
     assert [item.kind for item in silo.setup.plan.beginning()] == ["before"] * 4
     assert context.pace.lacks("before-2")
