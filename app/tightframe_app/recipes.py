@@ -48,9 +48,7 @@ class Recipe:
             block = isinstance(value, dict) and value and key != "site_models"
             changes |= {f"{key}.{part}": item for part, item in value.items()} if block else {key: value}
         job = named.get(name).job(preset, sites=sites, changes=changes)
-        if "update_norm" not in values:
-            job = named.with_norm(job)
-        self.job = job if "min_sites" in values else named.with_least_sites(job)
+        self.job = named.for_production(job, values)
         self._gpus = int(preset == "full")
 
     def export(self, folder: Path) -> None:

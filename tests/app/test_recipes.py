@@ -64,8 +64,7 @@ def test_keywords_are_the_values_of_a_job() -> None:
 def test_a_silos_name_may_have_a_dot(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[object] = []
     monkeypatch.setattr(named.Recipe, "job", lambda self, *_, changes, **__: given.append(changes))
-    monkeypatch.setattr(named, "with_norm", lambda job: job)
-    monkeypatch.setattr(named, "with_least_sites", lambda job: job)
+    monkeypatch.setattr(named, "for_production", lambda job, given: job)
     Recipe("fedmr_isic", site_models={"b.org": {"model": "small_cnn"}}, training={"epochs": 2})
     assert given == [{"site_models": {"b.org": {"model": "small_cnn"}}, "training.epochs": 2}]
 

@@ -260,10 +260,8 @@ def export(
         start = read_weights(initial_model)
         changes["initial_model_sha256"] = hashlib.sha256(start).hexdigest()
     job = recipe.job(preset, sites=_names(sites), changes=changes)
-    if not committed and "update_norm" not in changes:
-        job = recipes.with_norm(job)
-    if not committed and "min_sites" not in changes:
-        job = recipes.with_least_sites(job)
+    if not committed:
+        job = recipes.for_production(job, changes)
     notes: Sequence[str] = ()
     if job.initial_model_sha256 is not None:
         from tightframe_app.jobs.evaluating import network

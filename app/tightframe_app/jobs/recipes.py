@@ -7,7 +7,7 @@ committed ones match their recipes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -228,23 +228,23 @@ Ten times the longest update of a round measured with the recipes and backbones 
 """
 
 
-def with_norm(job: JobConfig) -> JobConfig:
-    """Return a job with an ``update_norm``, as production sites require; unchanged if it can have none."""
-    from tightframe.config.policy import takes_norm
+def for_production(job: JobConfig, given: Collection[str]) -> JobConfig:
+    """Return a job with the ``update_norm`` and the ``min_sites`` that production sites require.
+
+    Without a norm where it can have none, and with at most all of its sites.
+
+    Args:
+        given: values that stay as they are.
+    """
+    from tightframe.config.policy import least_sites, takes_norm
     from tightframe.rounds.setup import prepare
 
-    if job.update_norm is not None or not takes_norm(job, prepare(job).setting.config):
-        return job
-    return job.model_copy(update={"update_norm": UPDATE_NORM if job.privacy is None else NOISY_UPDATE_NORM})
-
-
-def with_least_sites(job: JobConfig) -> JobConfig:
-    """Return a job with the ``min_sites`` that production sites require of its method, if it has so many."""
-    from tightframe.config.policy import least_sites
-    from tightframe.rounds.setup import prepare
-
-    least = min(least_sites(job, prepare(job).setting.config), len(job.sites))
-    return job if least <= job.min_sites else job.model_copy(update={"min_sites": least})
+    options, required = prepare(job).setting.config, dict[str, Any]()
+    if "update_norm" not in given and job.update_norm is None and takes_norm(job, options):
+        required["update_norm"] = UPDATE_NORM if job.privacy is None else NOISY_UPDATE_NORM
+    if "min_sites" not in given:
+        required["min_sites"] = max(job.min_sites, min(least_sites(job, options), len(job.sites)))
+    return job.model_copy(update=required)
 
 
 _ISIC: Mapping[str, Any] = {"dataset": "fed_isic2019", "seed": 2019}

@@ -40,8 +40,6 @@ systemd runs it as {unit}.service: `sudo systemctl stop {unit}` ends it for good
 has to be killed here has crashed, and is restarted."""
 AGAIN = "systemd will restart it unless its unit says otherwise: run `sudo systemctl stop {unit}` now"
 
-WIDTH = 120
-
 
 @app.command("check")
 def check(

@@ -145,7 +145,7 @@ class SiloContext:
             return None
         from tightframe.data.table.common_values import common_in, common_pixels  # which import torch
 
-        least = self.policy.class_count(synthetic=self.data.synthetic)
+        least = self.min_class_count
         threshold = max(least, math.ceil(units)) if least > 1 else least
         wide = 1 << (threshold - 1).bit_length() if rounded and threshold > least else threshold
         if wide not in self._common and not self.has_rows:
@@ -190,6 +190,11 @@ class SiloContext:
     def policy(self) -> Policy:
         """Policy of the site, with its profile's values filled in."""
         return self.site.policy.resolve(production=self.production)
+
+    @property
+    def min_class_count(self) -> int:
+        """Least number of patients of a class with which this silo takes part in that class."""
+        return self.policy.class_count(synthetic=self.data.synthetic)
 
     def untold(self, *, without_withdrawn: bool = False) -> tuple[str, ...]:
         """Return the parts of fewer patients than ``min_test_count``, left out of exact evaluations.
@@ -245,7 +250,7 @@ class SiloContext:
         if labels.ndim == 2 or self.job.privacy is not None or self.job.class_rules == "off":
             return None
         patients = class_patients(data, labels, int(labels.max(initial=-1)) + 1)
-        return patients >= self.policy.class_count(synthetic=data.synthetic)
+        return patients >= self.min_class_count
 
     @property
     def public_records(self) -> int:
@@ -285,7 +290,7 @@ class SiloContext:
             )
         if counted := int(self.counted_in_public(own_labels(self.data)).sum()):
             return job.training.by_halves(counted, self._drawn)
-        size = min(job.training.batch_size, self._least, records // 2)
+        size = min(job.training.batch_size, self.min_class_count, records // 2)
         return job.training.model_copy(update={"batch_size": size})
 
     @property
@@ -297,16 +302,13 @@ class SiloContext:
         """
         if not self.draws_batches:
             return len(self.data.labels("train"))
-        alike = math.ceil(2 * self._least / min(self.job.training.batch_size, self._least))
+        least = self.min_class_count
+        alike = math.ceil(2 * least / min(self.job.training.batch_size, least))
         return self._drawn or self.training.batch_size * alike
 
     @property
     def _drawn(self) -> int:
         return int(self.counted_in_public(self.data.labels("train")).sum())
-
-    @property
-    def _least(self) -> int:
-        return self.policy.class_count(synthetic=self.data.synthetic)
 
     @property
     def limits_evaluations(self) -> bool:

@@ -117,7 +117,7 @@ class Six(Federation):
         """A job of all six that is small enough for seconds, and as patient as this machine needs now."""
         patience = {"site_timeout": self.patience, "fetch_timeout": max(20, self.patience // 2)}
         values = {**SMALL, **patience, "rounds": rounds, **changes}
-        job = recipes.with_norm(recipes.get(recipe).job(sites=SITES, changes=values))
+        job = recipes.for_production(recipes.get(recipe).job(sites=SITES, changes=values), values)
         folders.write_job(folders.job_files(job), self.folder / name)
         return self.folder / name
 

@@ -166,7 +166,7 @@ def unit_sides(context: SiloContext, model: torch.nn.Module, fold: Fold) -> Unit
     limited = (
         fold == "train" and context.has_rows and context.job.privacy is None and policy.records_per_feature
     )
-    least = policy.class_count(synthetic=data.synthetic) if limited else 0
+    least = context.min_class_count if limited else 0
     labels = data.labels(fold)
     if least < 2 or labels.ndim > 1:
         return UnitSides(model, torch.zeros(0), torch.zeros(0, dtype=torch.int64), least=0)

@@ -121,7 +121,7 @@ class OwnCounts(ABC):
     @property
     def min_class_count(self) -> int:
         """Least number of patients of a class with which this silo takes part in that class."""
-        return self.context.policy.class_count(synthetic=self.context.data.synthetic)
+        return self.context.min_class_count
 
     @property
     def records_per_feature(self) -> int:

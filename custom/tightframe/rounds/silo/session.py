@@ -216,7 +216,7 @@ class SiloSession:
             weight=self._weight(context.public_records),
             synthetic=data.synthetic,
             profile=policy.profile,
-            min_class_count=policy.class_count(synthetic=data.synthetic),
+            min_class_count=context.min_class_count,
             any_static_cohort=policy.static_cohort == "any",
             untold=context.untold(),
         )
